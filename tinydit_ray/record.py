@@ -1,0 +1,140 @@
+"""The record: one flat row per cell, round and attempt. The sweep folder's ``records.jsonl`` is the truth.
+
+A record is a plain dict with the columns of ``COLUMNS``; a value that was not measured is None.
+Rows are appended the moment a round ends, one JSON line each, flushed to the disk.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tinydit_ray.config import AXES
+
+SCHEMA_VERSION = 1
+
+STATUSES = ("ok", "oom", "timeout", "unsupported", "diverged", "failed", "skipped")
+BAD_STATUSES = ("oom", "timeout", "diverged", "failed")  # a sweep with one of these exits with 3
+
+Record = dict[str, Any]
+
+
+def _columns(kind: type, names: str, prefix: str = "") -> dict[str, type]:
+    return {prefix + name: kind for name in names.split()}
+
+
+IDENTITY = {
+    **_columns(int, "schema_version"),
+    **_columns(str, "sweep_id config_id cell_id cell_name"),
+    **_columns(int, "repeat round seed attempt"),
+    **_columns(str, "status reason started_at product_version git_commit node_id node_kind"),
+    **_columns(str, "data_source data_digest batch_hash"),
+}
+ASKED = {
+    f"config.{name}": (str if "values" in axis.metadata else type(axis.default)) for name, axis in AXES.items()
+} | {"config.model": str}
+EFFECTIVE = {
+    **_columns(str, "attention_op autocast_dtype matmul_dtype weight_dtype", "effective."),
+    **_columns(int, "graphs graph_breaks recompiles", "effective."),
+    **_columns(str, "compiled_in_window optimizer", "effective."),
+    **_columns(int, "threads nice pid", "effective."),
+    **_columns(str, "fresh_process device python torch ray cpu_capability", "effective."),
+    **_columns(str, "deterministic matmul_precision", "effective."),
+}
+SPEED = {
+    **_columns(float, "import_s data_s build_s first_step_s compile_s"),
+    **_columns(float, "ms_per_step ms_per_step_iqr ms_per_step_p10 ms_per_step_p90"),
+    **_columns(int, "timed_steps"),
+    **_columns(float, "images_per_s model_gflops_per_step tflops_per_s mfu control_ms_per_step"),
+    **_columns(float, "speedup_vs_control speedup_ci_low speedup_ci_high foreign_cpu_pct"),
+    **_columns(int, "concurrent_trials"),
+    **_columns(str, "compile_cache flags"),
+    **_columns(float, "scaling_efficiency sample_ms_per_image break_even_steps"),
+    **_columns(int, "skipped_optimizer_steps"),
+    **_columns(float, "batch_ms window_s"),
+}
+MEMORY = _columns(float, "peak_rss_mb peak_device_mb")
+QUALITY = {
+    **_columns(float, "velocity_mse velocity_mse_ema probe_fd_ema time_to_quality_s probe_fd"),
+    **_columns(int, "probe_fd_n"),
+    **_columns(str, "probe_id"),
+    **_columns(float, "train_loss_last"),
+    **_columns(int, "steps_trained"),
+    **_columns(float, "train_wall_s"),
+}
+COST = _columns(float, "queued_s start_s orchestration_s")
+POOLED = {
+    **_columns(float, "ms_per_step_pooled speedup_pooled speedup_pooled_ci_low speedup_pooled_ci_high"),
+    **_columns(str, "verdict quality_verdict"),
+}
+
+# What a round measures itself; results.parquet adds POOLED.
+COLUMNS: dict[str, type] = IDENTITY | ASKED | EFFECTIVE | SPEED | MEMORY | QUALITY | COST
+
+
+def new_record(**values: Any) -> Record:
+    """A row with every column, None where nothing is given. Unknown columns are refused."""
+    record: Record = dict.fromkeys(COLUMNS)
+    record["schema_version"] = SCHEMA_VERSION
+    update(record, values)
+    return record
+
+
+def update(record: Record, values: Mapping[str, Any]) -> None:
+    """Set columns, each with its own type. A non-finite number has no place in a record and becomes None."""
+    for name, value in values.items():
+        if name not in COLUMNS:
+            raise KeyError(f"no column {name!r} in a record")
+        record[name] = _typed(COLUMNS[name], value)
+
+
+def _typed(kind: type, value: Any) -> Any:
+    if value is None:
+        return None
+    if kind is float:
+        return float(value) if math.isfinite(value) else None
+    return kind(value)
+
+
+def append_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Append one row and flush it to the disk before returning.
+
+    A line torn by a kill is closed first, so that the new row is never glued to it.
+    """
+    line = json.dumps(dict(record), ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    with open(path, "ab+") as file:
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                line = b"\n" + line
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_records(path: Path) -> list[Record]:
+    """All whole rows, in order. A torn line (the process died while writing) is left out; older rows get
+    the columns they lack as None."""
+    rows = []
+    for line in path.read_bytes().splitlines() if path.exists() else []:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and "cell_id" in row:
+            rows.append({**dict.fromkeys(COLUMNS), **row})
+    return rows
+
+
+def last_attempts(records: Iterable[Record]) -> list[Record]:
+    """The last attempt of each cell and round, in the order the rounds first appeared."""
+    latest: dict[tuple[str, int, int], Record] = {}
+    for row in records:
+        key = (row["cell_id"], row["repeat"] or 0, row["round"] or 0)
+        if key not in latest or (row["attempt"] or 0) >= (latest[key]["attempt"] or 0):
+            latest[key] = row
+    return list(latest.values())

@@ -1,0 +1,149 @@
+"""The plain trainer: AdamW, gradient clipping, nothing else. What every switch is measured against."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+LossFn = Callable[[Any, Any], Tensor]
+
+
+class Trainer:
+    """Trains ``model`` on ``loss_fn(model, batch)``.
+
+    Args:
+        model: the plain module; its device is where batches must be.
+        loss_fn: (model, batch) -> scalar loss; the same function for every setting.
+        lr: AdamW learning rate.
+        max_grad_norm: clip of the total gradient norm; None turns it off.
+
+    ``steps`` counts optimiser steps; ``skipped_steps`` those a loss scaler refused.
+    """
+
+    def __init__(
+        self, model: nn.Module, loss_fn: LossFn, *, lr: float = 3e-4, max_grad_norm: float | None = 1.0
+    ) -> None:
+        self.model, self.loss_fn, self.lr = model, loss_fn, lr
+        self.max_grad_norm = max_grad_norm
+        self.net: Callable[..., Any] = model
+        self.optimizer: torch.optim.Optimizer = self.make_optimizer()
+        self.steps = 0
+        self.skipped_steps = 0
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.model.parameters(), lr=self.lr)
+
+    def loss(self, batch: Any) -> Tensor:
+        """The training loss, as the step computes it."""
+        return self.loss_fn(self.net, batch)
+
+    def train_step(self, batch: Any) -> Tensor:
+        """One optimiser step; the loss before it, detached, so that no step waits for the device."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.loss(batch)
+        loss.backward()
+        self.clip()
+        self.optimizer.step()
+        self.steps += 1
+        return loss.detach()
+
+    def clip(self) -> None:
+        if self.max_grad_norm:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
+
+    def gradients(self, batch: Any) -> tuple[float, dict[str, Tensor]]:
+        """(loss, gradient of every parameter in fp32) on one batch, without a step."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.loss(batch)
+        loss.backward()
+        grads = {name: p.grad.float().clone() for name, p in self.model.named_parameters() if p.grad is not None}
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss.item(), grads
+
+    def fit(
+        self,
+        loader: Iterable[Any],
+        max_steps: int,
+        log_every: int = 100,
+        on_log: Callable[[int, float], None] | None = None,
+    ) -> list[tuple[int, float]]:
+        """Train for ``max_steps`` optimiser steps, going round the loader as often as that takes.
+
+        Returns [(step, mean loss since the last entry)], one entry each ``log_every`` steps and one at
+        the end. The loss is fetched from the device only then.
+        """
+        history: list[tuple[int, float]] = []
+        losses: list[Tensor] = []
+        batches = _endless(loader)
+        while self.steps < max_steps:
+            losses.append(self.train_step(next(batches)))
+            if self.steps % log_every == 0 or self.steps == max_steps:
+                history.append((self.steps, torch.stack(losses).mean().item()))
+                losses.clear()
+                if on_log:
+                    on_log(*history[-1])
+        return history
+
+    @torch.no_grad()
+    def evaluate(self, loader: Iterable[Any]) -> float:
+        """Mean loss over the batches of a loader, in eval mode."""
+        training = self.model.training
+        self.model.eval()
+        losses = [self.loss(batch).item() for batch in loader]
+        self.model.train(training)
+        return sum(losses) / len(losses)
+
+    def save(self, path: str | Path, config: Any = None, **extra: Any) -> None:
+        """Write a checkpoint with the keys ``model`` and ``config``, only tensors and plain types.
+
+        Written beside and renamed, so that a kill leaves the old file or the new one, never half of one.
+        """
+        path = Path(path)
+        plain = vars(config) if config is not None and not isinstance(config, Mapping) else config
+        state = {
+            "model": self.model.state_dict(),
+            "config": dict(plain) if plain is not None else None,
+            "optimizer": self.optimizer.state_dict(),
+            "steps": self.steps,
+            "skipped_steps": self.skipped_steps,
+            **self.extra_state(),
+            **extra,
+        }
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        torch.save(state, temporary)
+        os.replace(temporary, path)
+
+    def extra_state(self) -> dict[str, Any]:
+        """More state of a subclass that a resumed training needs."""
+        return {}
+
+    def load(self, path: str | Path) -> dict[str, Any]:
+        """Take over a checkpoint's weights, optimiser and counts, strictly; returns the whole checkpoint."""
+        state = load_checkpoint(path)
+        self.model.load_state_dict(state["model"], strict=True)
+        if "optimizer" in state:
+            self.optimizer.load_state_dict(state["optimizer"])
+        self.steps = state.get("steps", 0)
+        self.skipped_steps = state.get("skipped_steps", 0)
+        return state
+
+
+def load_checkpoint(path: str | Path) -> dict[str, Any]:
+    """A checkpoint's content: tensors and plain types only, nothing in it is executed."""
+    device = "cpu" if not torch.cuda.is_available() else None
+    return torch.load(path, weights_only=True, map_location=device)
+
+
+def _endless(loader: Iterable[Any]) -> Any:
+    while True:
+        empty = True
+        for batch in loader:
+            empty = False
+            yield batch
+        if empty:
+            raise ValueError("the loader gives no batch: fewer images than one batch?")
