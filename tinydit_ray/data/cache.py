@@ -35,6 +35,7 @@ from tinydit_ray.data.spec import (
     Split,
     joint_digest,
     keep_classes,
+    one_line,
     split_digest,
 )
 
@@ -45,6 +46,9 @@ _SETTLED_NS = 3_000_000_000
 
 @dataclass(frozen=True)
 class _Header:
+    """What a cache file says of itself, as one JSON text, so that equal data give equal files."""
+
+    name: str
     digests: dict[str, str]
     notes: dict[str, list[str]]
 
@@ -193,7 +197,7 @@ def _make(spec: DataSpec, place: _Place) -> _Header:
             return _write(place.path, _decode(spec, place))
     except (OSError, NotImplementedError) as error:
         raise DataError(
-            f"cache {place.path} cannot be written ({error}); set TINYDIT_CACHE to another folder"
+            f"cache {place.path} cannot be written ({one_line(error)}); set TINYDIT_CACHE to another folder"
         ) from error
 
 
@@ -212,7 +216,7 @@ def _write(path: Path, splits: dict[str, Decoded]) -> _Header:
     for stale in path.parent.glob(f".{path.name}.*.tmp"):
         stale.unlink(missing_ok=True)
     tensors = {}
-    header = _Header({}, {})
+    header = _Header(path.name, {}, {})
     for split, decoded in splits.items():
         tensors[f"{split}.images"] = decoded.images.contiguous()
         tensors[f"{split}.labels"] = decoded.labels.contiguous()
@@ -220,7 +224,7 @@ def _write(path: Path, splits: dict[str, Decoded]) -> _Header:
         header.notes[split] = list(decoded.notes)
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        save_file(tensors, scratch, metadata={"name": path.name, "header": json.dumps(asdict(header))})
+        save_file(tensors, scratch, metadata={"header": json.dumps(asdict(header))})
         _sync(scratch)
         scratch.replace(path)
         _sync(path.parent)
@@ -249,11 +253,10 @@ def _read(path: Path, split: str) -> tuple[_Header, ImageSet] | None:
     """One split; None where the file is missing, cut, or holds other bytes than its header says."""
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            header = _Header(**json.loads(metadata["header"]))
+            header = _Header(**json.loads((file.metadata() or {})["header"]))
             images, labels = file.get_tensor(f"{split}.images"), file.get_tensor(f"{split}.labels")
         digest = header.digests[split]
-        if metadata["name"] != path.name or split_digest(images, labels) != digest:
+        if header.name != path.name or split_digest(images, labels) != digest:
             return None
         return header, ImageSet(images, labels, "", digest, tuple(header.notes[split]))
     except (OSError, SafetensorError, ValueError, KeyError, TypeError):

@@ -10,7 +10,6 @@ import tempfile
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 from filelock import FileLock
 
-from tinydit_ray.data.spec import CIFAR10_FOLDER, DataError, Decoded, Listing, Source
+from tinydit_ray.data.spec import CIFAR10_FOLDER, DataError, Decoded, Listing, Source, one_line
 
 BATCHES = {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)}
 _REACH_SECONDS = 10.0
@@ -57,7 +56,7 @@ def _read_batch(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
             entry = _ArraysOnly(file, encoding="latin1").load()
         pixels, labels = np.asarray(entry["data"]), np.asarray(entry["labels"])
     except Exception as error:  # a damaged pickle can raise anything
-        raise DataError(f"cifar10: {path} is damaged or not a CIFAR-10 batch ({error})") from error
+        raise DataError(f"cifar10: {path} is damaged or not a CIFAR-10 batch ({one_line(error)})") from error
     whole = pixels.dtype == np.uint8 and pixels.ndim == 2 and pixels.shape[1] == 3 * 32 * 32
     if not whole or labels.shape != (len(pixels),) or labels.dtype.kind != "i" or not len(pixels):
         raise DataError(
@@ -70,20 +69,21 @@ def _read_batch(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
     return images, torch.from_numpy(labels.astype(np.int64))
 
 
+# What a pickled uint8 array asks for, by name: NumPy has moved these between modules over the years.
+_ARRAY_PARTS: dict[str, Any] = {
+    "_reconstruct": np.empty(0).__reduce__()[0],
+    "_frombuffer": np.empty(1).__reduce_ex__(5)[0],
+    "ndarray": np.ndarray,
+    "dtype": np.dtype,
+}
+
+
 class _ArraysOnly(pickle.Unpickler):
     """Loads plain containers and NumPy arrays: a batch file from anywhere must not be able to run code."""
 
-    _RECONSTRUCT: Any = np.empty(0).__reduce__()[0]
-    _FROM_BUFFER: Any = np.empty(1).__reduce_ex__(5)[0]
-
     def find_class(self, module: str, name: str) -> Any:
-        if module.startswith("numpy"):
-            allowed = {
-                "_reconstruct": self._RECONSTRUCT, "_frombuffer": self._FROM_BUFFER,
-                "ndarray": np.ndarray, "dtype": np.dtype,
-            }  # fmt: skip
-            if name in allowed:
-                return allowed[name]
+        if module.startswith("numpy") and name in _ARRAY_PARTS:
+            return _ARRAY_PARTS[name]
         if (module, name) == ("_codecs", "encode"):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it asks for {module}.{name}")
@@ -98,20 +98,20 @@ def download_cifar10(root: Path, dataset: Any = None) -> None:
     """
     dataset = dataset or _torchvision_cifar10()
     try:
+        _reach(dataset.url)  # before anything is made, so that a failure leaves no empty folder
         root.mkdir(parents=True, exist_ok=True)
         with FileLock(root / ".cifar10.lock"):
             if not has_cifar10(root):
-                _reach(dataset.url)
                 _fetch(root, dataset)
     except (OSError, NotImplementedError, RuntimeError, EOFError, tarfile.TarError) as error:
-        raise DataError(f"cifar10: cannot download {dataset.url} to {root} ({_short(error)})") from error
+        raise DataError(f"cifar10: cannot download {dataset.url} to {root} ({one_line(error)})") from error
 
 
 def _torchvision_cifar10() -> Any:
     try:
         from torchvision.datasets import CIFAR10
     except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision built for another torch
-        raise DataError(f"cifar10: the download needs torchvision ({_short(error)}): {_INSTALL}") from error
+        raise DataError(f"cifar10: the download needs torchvision ({one_line(error)}): {_INSTALL}") from error
     return CIFAR10
 
 
@@ -151,13 +151,7 @@ def _reach(url: str) -> None:
     if not outcome:
         raise OSError(f"no answer within {_REACH_SECONDS:.0f} s")
     if outcome[0] is not None:
-        raise OSError(_short(outcome[0])) from outcome[0]
-
-
-def _short(error: Exception) -> str:
-    """The error in one line."""
-    lines: Sequence[str] = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0]
+        raise OSError(one_line(outcome[0])) from outcome[0]
 
 
 CIFAR10 = Source("cifar10", 1, list_batches, decode_batches)

@@ -12,7 +12,7 @@ import torch
 
 from tinydit_ray.config import IMAGE_SIZE
 from tinydit_ray.data.pictures import PictureError, read_exact
-from tinydit_ray.data.spec import SPLITS, DataError, Decoded, Listing, Source
+from tinydit_ray.data.spec import SPLITS, DataError, Decoded, Listing, Source, one_line
 
 _SUBFOLDERS = ("plain_text", ".", "data")  # where public sets of this layout keep their files
 _SHARD = re.compile(r"-(\d+)-of-(\d+)\.parquet$")
@@ -84,8 +84,7 @@ def _read_columns(path: Path) -> tuple[list[bytes | None], torch.Tensor]:
             _check_schema(path, file.schema_arrow)
             table = file.read(columns=["img.bytes", "label"])
     except (pa.ArrowException, OSError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise DataError(f"parquet: {path} cannot be read; it may be cut short ({reason})") from error
+        raise DataError(f"parquet: {path} cannot be read; it may be cut short ({one_line(error)})") from error
     if not table.num_rows:
         raise DataError(f"parquet: {path} has no rows")
     labels = table.column("label")

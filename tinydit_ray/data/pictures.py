@@ -131,8 +131,9 @@ def _square(image: Image.Image, size: int) -> Image.Image:
     width, height = image.size
     side = min(width, height)
     left, top = (width - side) // 2, (height - side) // 2
-    box = (left, top, left + side, top + side)
-    return image.resize((size, size), Image.Resampling.BICUBIC, box=box)
+    # cropped first: with its box argument, resize would mix in pixels from outside the square
+    square = image.crop((left, top, left + side, top + side))
+    return square.resize((size, size), Image.Resampling.BICUBIC)
 
 
 @functools.cache

@@ -20,6 +20,7 @@ Split = Literal["train", "test"]
 CIFAR10_FOLDER = "cifar-10-batches-py"
 DIGEST_LENGTH = 16
 _NAMES_SHOWN = 3
+_ERROR_LENGTH = 200
 
 
 class DataError(ValueError):
@@ -160,3 +161,9 @@ def some_names(names: Sequence[str]) -> str:
     """The first few names, and how many more there are."""
     more = len(names) - _NAMES_SHOWN
     return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def one_line(error: Exception) -> str:
+    """The start of an error's text, since some quote whole arrays; its type where it has none."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0] if len(lines[0]) <= _ERROR_LENGTH else lines[0][:_ERROR_LENGTH] + "…"
