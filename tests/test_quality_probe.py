@@ -260,8 +260,8 @@ def test_shipped_features_see_noise_and_blur():
         probe_scores(probe, x, probe.stats)["probe_fd"]
         for x in (images, images + 0.2 * noise, images + 0.5 * noise, blurred)
     )
-    assert clean * 3 < grainy < coarse
-    assert clean * 3 < blur
+    assert clean * 1.3 < grainy < coarse
+    assert clean * 10 < min(coarse, blur)
 
 
 @pytest.mark.skipif(not os.environ.get("TINYDIT_DATA"), reason="needs CIFAR-10 at $TINYDIT_DATA")

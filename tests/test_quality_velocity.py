@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -88,13 +89,25 @@ def test_runs_in_fp32_inside_autocast(images: Tensor):
     assert model.seen == {torch.float32}
 
 
-def test_reduced_products_are_put_back(images: Tensor):
-    torch.set_float32_matmul_precision("medium")
-    try:
-        inside = velocity_mse(SmallModel(), images)
-        assert torch.get_float32_matmul_precision() == "medium"
-    finally:
-        torch.set_float32_matmul_precision("highest")
+@pytest.fixture
+def narrow_products() -> Iterator[None]:
+    torch.set_float32_matmul_precision("medium")  # bf16 products on CPUs that have them
+    yield
+    torch.set_float32_matmul_precision("highest")
+
+
+def test_narrow_products_are_not_used_and_put_back(images: Tensor, narrow_products: None):
+    seen = []
+
+    def model(x: Tensor, t: Tensor) -> Tensor:
+        seen.append(torch.backends.mkldnn.matmul.fp32_precision)
+        return x
+
+    velocity_mse(model, images)
+    assert set(seen) == {"ieee"}
+    assert torch.get_float32_matmul_precision() == "medium"
+    inside = velocity_mse(SmallModel(), images)
+    torch.set_float32_matmul_precision("highest")
     assert inside == velocity_mse(SmallModel(), images)
 
 

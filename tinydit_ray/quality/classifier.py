@@ -113,6 +113,7 @@ def save_probe(probe: Probe, path: str | Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     save_file({name: value.contiguous() for name, value in tensors.items()}, partial, metadata=header)
+    partial.chmod(0o644)  # safetensors writes for the owner alone; a package is read by others
     partial.replace(path)
 
 

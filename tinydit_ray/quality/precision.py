@@ -30,6 +30,28 @@ def full_precision() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _plain_products() -> Iterator[None]:
+    """IEEE fp32 in matmuls and convolutions of every backend.
+
+    Set kind by kind where torch has that (2.9): the process-wide getter raises once any kind was set.
+    """
+    backends: Any = torch.backends
+    if not hasattr(getattr(backends.cudnn, "conv", None), "fp32_precision"):
+        with _plain_products_before_2_9():
+            yield
+        return
+    kinds = (backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv)
+    before = [kind.fp32_precision for kind in kinds]
+    try:
+        for kind in kinds:
+            kind.fp32_precision = "ieee"
+        yield
+    finally:
+        for kind, value in zip(kinds, before, strict=True):
+            kind.fp32_precision = value
+
+
+@contextlib.contextmanager
+def _plain_products_before_2_9() -> Iterator[None]:
     matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False

@@ -47,7 +47,7 @@ def reference_for(probe: Probe, test: ImageSet, cache: str | Path | None = None)
     """Statistics of a test split under a probe, and the probe_id that names both.
 
     The shipped statistics serve where they are of the very same images; of other data (a class subset, an
-    image folder, another decoder) they are computed, about 5 s for 10,000 images on two cores, and kept in
+    image folder, another decoder) they are computed, 7 s for 10,000 images on two free cores, and kept in
     the folder ``cache`` when one is given.
     """
     probe_id = probe.id_for(test.digest)

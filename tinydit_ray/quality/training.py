@@ -22,7 +22,7 @@ class ProbeRecipe:
     """What decides the weights. ``minutes`` is a ceiling: a slow machine runs fewer epochs."""
 
     widths: tuple[int, ...] = (24, 64, 128, 128)
-    epochs: int = 15
+    epochs: int = 14
     batch_size: int = 128
     lr: float = 0.1
     momentum: float = 0.9
