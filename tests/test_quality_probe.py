@@ -178,7 +178,7 @@ def test_other_formats_and_missing_files_are_one_line(file: Path, tmp_path: Path
 @pytest.fixture
 def data(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command's data: stripes in place of a data set."""
-    splits = {"train": (stripes(600), "tttt"), "test": (stripes(200, 1), "eeee")}
+    splits = {"train": (stripes(260), "tttt"), "test": (stripes(60, 1), "eeee")}
 
     def load_split(data: str, split: str) -> Split:
         (images, labels), digest = splits[split]
@@ -253,7 +253,7 @@ def test_shipped_features_see_noise_and_blur():
     from tinydit_ray.data import draw_shapes
 
     probe = load_probe("shapes")
-    images = draw_shapes(400, seed=7)[0].float() / 127.5 - 1
+    images = draw_shapes(300, seed=7)[0].float() / 127.5 - 1
     noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
     blurred = torch.nn.functional.avg_pool2d(images, 5, stride=1, padding=2)
     clean, grainy, coarse, blur = (
@@ -271,8 +271,8 @@ def test_shipped_probe_recognises_cifar10():
     test = load(prepare(resolve("cifar10")[0]), "test")
     probe = load_probe("cifar10")
     assert float(probe.meta["accuracy"]) >= 0.87
-    assert accuracy(probe.net, test.images[:2000], test.labels[:2000]) == pytest.approx(
-        float(probe.meta["accuracy"]), abs=0.02
+    assert accuracy(probe.net, test.images[:1000], test.labels[:1000]) == pytest.approx(
+        float(probe.meta["accuracy"]), abs=0.03
     )
     if test.digest == probe.data_digest:
         some = probe_features(probe, test.images[:1000])[0].double()
