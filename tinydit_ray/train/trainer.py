@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -11,6 +12,13 @@ import torch
 from torch import Tensor, nn
 
 LossFn = Callable[[Any, Any], Tensor]
+
+
+MAX_SKIPPED_IN_A_ROW = 30  # a loss scaler halves at each; 2^16 is used up after 16
+
+
+class Diverged(RuntimeError):
+    """Training lost its way: a loss that is not finite, or a loss scaler that refuses every step."""
 
 
 class Trainer:
@@ -74,20 +82,33 @@ class Trainer:
     ) -> list[tuple[int, float]]:
         """Train for ``max_steps`` optimiser steps, going round the loader as often as that takes.
 
+        Raises Diverged when a logged loss is not finite, or no step of many in a row is taken.
         Returns [(step, mean loss since the last entry)], one entry each ``log_every`` steps and one at
         the end. The loss is fetched from the device only then.
         """
         history: list[tuple[int, float]] = []
         losses: list[Tensor] = []
         batches = _endless(loader)
+        refused = self.skipped_steps
         while self.steps < max_steps:
+            before = self.steps
             losses.append(self.train_step(next(batches)))
+            if self.steps == before:
+                self._check_progress(refused)
+                continue
+            refused = self.skipped_steps
             if self.steps % log_every == 0 or self.steps == max_steps:
                 history.append((self.steps, torch.stack(losses).mean().item()))
                 losses.clear()
+                if not math.isfinite(history[-1][1]):
+                    raise Diverged(f"the loss is {history[-1][1]} after {self.steps} steps")
                 if on_log:
                     on_log(*history[-1])
         return history
+
+    def _check_progress(self, refused: int) -> None:
+        if self.skipped_steps - refused >= MAX_SKIPPED_IN_A_ROW:
+            raise Diverged(f"the loss scaler refused {MAX_SKIPPED_IN_A_ROW} steps in a row: gradients are never finite")
 
     @torch.no_grad()
     def evaluate(self, loader: Iterable[Any]) -> float:

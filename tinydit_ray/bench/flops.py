@@ -1,0 +1,43 @@
+"""Arithmetic of one training step, counted by torch's own counter on the hand-written form of the model."""
+
+from __future__ import annotations
+
+from tinydit_ray.config import CellConfig
+
+
+def model_gflops_per_step(cell: CellConfig) -> float:
+    """GFLOP (multiply and add count as two) of forward and backward at the cell's batch.
+
+    Counted once on the meta device with hand-written attention, so that a kernel the counter does
+    not know, or one that recomputes, does not change what the model needs. Matmuls and convolutions
+    only, as in ``torch.utils.flop_counter``.
+    """
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from tinydit_ray.flow import flow_matching_loss
+    from tinydit_ray.model import TinyDiT, TinyDiTConfig
+
+    plain = TinyDiTConfig(dim=cell.dim, depth=cell.depth, num_heads=cell.heads)
+    with torch.device("meta"):
+        model = TinyDiT(plain)
+        shape = (cell.batch_size, plain.channels, plain.image_size, plain.image_size)
+        batch = (torch.empty(shape), torch.empty(shape), torch.empty(cell.batch_size))
+        counter = FlopCounterMode(display=False)
+        with counter:
+            flow_matching_loss(model, batch).backward()
+    return counter.get_total_flops() / 1e9
+
+
+def closed_form_gflops(cell: CellConfig, *, tokens: int = 64, pixels: int = 48, features: int = 256) -> float:
+    """The same count from the sizes: 2 FLOP per multiply-add, forward once, backward twice.
+
+    The first layers have no gradient to their input (images and time features), so once less for those.
+    """
+    n, d, depth = cell.batch_size, cell.dim, cell.depth
+    per_token = depth * (3 * d * d + d * d + 8 * d * d) + d * pixels
+    scores = depth * 2 * tokens * d  # q k^T and (weights) v, per token
+    per_image = d * d + depth * 4 * d * d + 2 * d * d
+    full = n * (tokens * (per_token + scores) + per_image)
+    first = n * (tokens * pixels * d + features * d)
+    return (3 * full + 2 * first) * 2 / 1e9

@@ -1,0 +1,70 @@
+"""What else the machine did: CPU time of other processes during a window, from /proc."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+# user, nice, system, irq, softirq, steal of /proc/stat's first line (man 5 proc): busy time, no idle, no iowait
+_BUSY_FIELDS = (0, 1, 2, 5, 6, 7)
+
+
+@dataclass
+class LoadWindow:
+    """CPU seconds in a window of wall ``seconds``; ``foreign_pct`` is of all CPUs of the machine."""
+
+    seconds: float = 0.0
+    own_cpu_s: float = 0.0
+    foreign_cpu_s: float | None = None
+
+    @property
+    def foreign_pct(self) -> float | None:
+        if self.foreign_cpu_s is None or self.seconds <= 0:
+            return None
+        return 100.0 * self.foreign_cpu_s / (self.seconds * (os.cpu_count() or 1))
+
+
+def machine_busy_s() -> float | None:
+    """CPU seconds that this machine was busy since it booted; None where /proc does not say."""
+    try:
+        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    except OSError:
+        return None
+    return sum(int(fields[i]) for i in _BUSY_FIELDS) / TICKS_PER_S
+
+
+def _own_cpu_s() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+@contextmanager
+def watch_load() -> Iterator[LoadWindow]:
+    """Fills a LoadWindow with what the block's own process used, and what everything else did."""
+    window = LoadWindow()
+    busy, own, start = machine_busy_s(), _own_cpu_s(), time.perf_counter()
+    yield window
+    window.seconds = time.perf_counter() - start
+    window.own_cpu_s = _own_cpu_s() - own
+    after = machine_busy_s()
+    if busy is not None and after is not None:
+        window.foreign_cpu_s = max(0.0, after - busy - window.own_cpu_s)
+
+
+def wait_until_quiet(limit_s: float, *, quiet_pct: float = 10.0, sample_s: float = 1.0) -> float:
+    """Wait until the rest of the machine uses less than ``quiet_pct`` of its CPUs, ``limit_s`` at most.
+
+    Returns the seconds waited.
+    """
+    start = time.perf_counter()
+    while (waited := time.perf_counter() - start) < limit_s:
+        with watch_load() as window:
+            time.sleep(min(sample_s, max(0.05, limit_s - waited)))
+        if window.foreign_pct is None or window.foreign_pct < quiet_pct:
+            break
+    return time.perf_counter() - start

@@ -1,0 +1,79 @@
+"""The process of a trial, made ready before torch is imported: threads, caches, memory limit, time limit, log.
+
+Nothing here imports torch. Settings are of the process, and each cell has a process of its own.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tinydit_ray.bench.memory import limit_memory
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def thread_environment(cpus: int) -> dict[str, str]:
+    """Variables that OpenMP and BLAS read once, when torch is imported."""
+    return dict.fromkeys(THREAD_VARIABLES, str(cpus))
+
+
+def started_fresh() -> bool:
+    """Whether torch has not been imported in this process yet: no other cell left settings behind."""
+    return "torch" not in sys.modules
+
+
+def process_start_time() -> float:
+    """When this process started, seconds since the epoch (/proc/self/stat field 22, man 5 proc)."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return time.time()
+    return time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def cell_process(
+    *, log: Path, cpus: int, compile_cache: Path | None, memory_limit_mb: float | None, timeout_s: float
+) -> Iterator[Any]:
+    """Run the block with output in ``log``, ``cpus`` threads, and limits of memory and time.
+
+    Past ``timeout_s`` the stacks of all threads are written to the log and the process ends at once;
+    the watchdog is a thread in C, so that not even a call that holds the GIL can outlast it.
+    """
+    os.environ.update(thread_environment(cpus))
+    if compile_cache is not None:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(compile_cache)
+        os.environ["TRITON_CACHE_DIR"] = str(compile_cache / "triton")
+    if memory_limit_mb:
+        limit_memory(memory_limit_mb)
+    with open(log, "ab", buffering=0) as file, _output_to(file.fileno()):
+        if timeout_s > 0:
+            faulthandler.dump_traceback_later(timeout_s, exit=True, file=file.fileno())
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+
+@contextmanager
+def _output_to(descriptor: int) -> Iterator[None]:
+    """stdout and stderr of this process and its children go to ``descriptor``."""
+    saved = [(number, os.dup(number)) for number in (1, 2)]
+    sys.stdout.flush(), sys.stderr.flush()
+    try:
+        for number, _ in saved:
+            os.dup2(descriptor, number)
+        yield
+    finally:
+        sys.stdout.flush(), sys.stderr.flush()
+        for number, old in saved:
+            os.dup2(old, number)
+            os.close(old)
