@@ -135,7 +135,7 @@ def test_passwords_are_masked_wherever_they_stand():
         ("sqlite://", "memory"),
         ("sqlite:///:memory:", "memory"),
         ("sqlite:///a?b.db", "cannot hold"),
-        ("ftp://host/x", "no such scheme"),
+        ("ftp://host/x", "no kind of store"),
         ("http://", "no host"),
         ("http://host:99999", "valid port"),
         ("http://ann:***@host:5000", "masked"),

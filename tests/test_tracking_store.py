@@ -106,6 +106,7 @@ def test_the_loss_curve_is_there_once(tmp_path, uri):
     tracker = open_tracker(folder, uri)
     tracker.log_record(record, files_of(folder, record))
     tracker.log_record(record, files_of(folder, record))
+    assert len(children(of_sweep(uri, folder))) == 1
     tracker.finish(status="FINISHED", summary={}, pooled=None)
     (run,) = children(of_sweep(uri, folder))
     history = mlflow.MlflowClient(tracking_uri=uri).get_metric_history(run.info.run_id, "train_loss")
@@ -256,7 +257,7 @@ def test_only_one_process_writes_a_sweeps_runs(tmp_path, uri):
 
 
 OPEN = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 from fake_sweep import make_sweep
 from tracking_help import sweep_json
@@ -273,6 +274,7 @@ for record in records:
     tracker.log_record(record, files_of(folder, record))
 tracker.finish(status="FINISHED", summary={}, pooled=None)
 assert not tracker.warnings, tracker.warnings
+assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
 """
 
 

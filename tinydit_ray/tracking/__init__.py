@@ -3,7 +3,7 @@
 MLflow is imported when a store is opened, not before.
 """
 
-from tinydit_ray.tracking.files import files_of, summary_files
+from tinydit_ray.tracking.files import files_of, round_name, summary_files
 from tinydit_ray.tracking.null import NullTracker
 from tinydit_ray.tracking.tracker import Tracker
 from tinydit_ray.tracking.uri import TrackingError, absolute_uri, mask, mask_text
@@ -16,5 +16,6 @@ __all__ = [
     "files_of",
     "mask",
     "mask_text",
+    "round_name",
     "summary_files",
 ]

@@ -121,16 +121,27 @@ def translated(uri: str) -> Iterator[None]:
         raise TrackingError(f"MLflow at {mask_text(uri)}: {one_line(error)}") from error
 
 
+# What errors of MLflow, requests and SQLite say in many lines, in a few words.
+_REASONS = (
+    (
+        r"(error code|error:|response) 40[13]|40[13] client error|unauthori[sz]ed|not authenticated",
+        "it refused the user or password; put them into MLFLOW_TRACKING_USERNAME and"
+        " MLFLOW_TRACKING_PASSWORD, or http://USER:PASSWORD@HOST",
+    ),
+    (r"database is locked", "another program holds the store locked"),
+    (r"connection refused", "connection refused"),
+    (r"failed to resolve|name or service not known|getaddrinfo", "no such host"),
+    (r"timed out|timeout exception", "no answer in time"),
+    (r"too many 5\d\d error responses", "the server fails with an error of its own, see its log"),
+)
+
+
 def one_line(error: BaseException, length: int = 240) -> str:
-    """The first telling line of an error, without passwords; a hint where the reason is a refused log-in."""
+    """Why it failed, in few words where the cause is a common one, else in its first line; no passwords."""
     text = str(error).strip() or type(error).__name__
-    if re.search(r"\b40[13]\b|unauthori[sz]ed|permission_denied|not authenticated", text, re.IGNORECASE):
-        return (
-            "it refused the user or password; put them into MLFLOW_TRACKING_USERNAME and"
-            " MLFLOW_TRACKING_PASSWORD, or http://USER:PASSWORD@HOST"
-        )
-    if "database is locked" in text:
-        return "another program holds the store locked"
+    for pattern, words in _REASONS:
+        if re.search(pattern, text, re.IGNORECASE):
+            return words
     line = mask_text(next(filter(None, map(str.strip, text.splitlines()))))
     return line if len(line) <= length else line[: length - 1] + "…"
 
@@ -161,9 +172,8 @@ def _reach_http(uri: str) -> None:
     try:
         requests.get(f"{uri}/health", timeout=_REACH_S)  # any answer will do; MLflow looks closer
     except requests.exceptions.RequestException as error:
-        reason = re.sub(r"^.*(?:Caused by |: )", "", one_line(error, 1000)).strip("()'\" ")
         raise TrackingError(
-            f"tracking URI {mask_text(uri)} cannot be reached ({reason or type(error).__name__});"
+            f"tracking URI {mask_text(uri)} cannot be reached ({one_line(error)});"
             " start the server, or leave --tracking-uri away for a local store"
         ) from error
 

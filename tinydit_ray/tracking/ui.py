@@ -33,8 +33,8 @@ def serve(uri: str | None = None, port: int = DEFAULT_PORT) -> NoReturn:
         print(f"{name}   {link}")
     print("Ctrl-C ends it", flush=True)
     command = server_command(full, port)
-    jobs = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    os.execve(command[0], command, {**os.environ, **ENVIRONMENT, **jobs})
+    calm = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "PYTHONWARNINGS": "ignore"}
+    os.execve(command[0], command, {**os.environ, **ENVIRONMENT, **calm})
 
 
 def server_command(uri: str, port: int) -> list[str]:
@@ -74,4 +74,4 @@ def _links(uri: str, port: int) -> list[tuple[str, str]]:
         for item in ours[:3]
         for view, words in views
     ]
-    return links or [("UI", server)]
+    return links or [("UI", f"{server}/#/experiments?workflowType=machine_learning")]

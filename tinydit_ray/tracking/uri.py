@@ -53,7 +53,7 @@ def absolute_uri(uri: str | None) -> str:
         return sqlite_uri(_sqlite_file(uri))
     if scheme in _SERVER_SCHEMES:
         return _server(uri)
-    if scheme.split("+")[0] in (*_DATABASE_SCHEMES, "databricks"):
+    if scheme.split("+")[0] in _DATABASE_SCHEMES:
         return uri
     raise TrackingError(_no_store(uri))
 
@@ -72,7 +72,7 @@ def _unmasked(uri: str) -> str:
 
 def _no_store(uri: str) -> str:
     if "://" in uri and not uri.lower().startswith("file:"):
-        return f"tracking URI {mask_text(uri)}: MLflow knows no such scheme; use sqlite:///PATH.db or http://HOST:PORT"
+        return f"tracking URI {mask_text(uri)}: no kind of store that is known here; use sqlite:///PATH.db or http://HOST:PORT"
     return (
         f"tracking URI {mask_text(uri)}: a folder is MLflow's old file store, which is no longer kept up;"
         " use sqlite:///PATH.db or http://HOST:PORT"
