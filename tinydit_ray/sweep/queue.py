@@ -1,0 +1,25 @@
+"""What an executor needs of a sweep: the next task, and a place for its record."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from tinydit_ray.cell import CellTask
+from tinydit_ray.record import Record
+
+
+class Queue(Protocol):
+    def next(self) -> CellTask | None:
+        """The next round to run, marked as started; None when there is none."""
+
+    def done(self, task: CellTask, record: Record, files: dict[str, bytes]) -> None:
+        """A round ended. ``files`` are those of its folder where the trial ran on another machine."""
+
+
+class Executor(Protocol):
+    name: str
+
+    def run(self, queue: Queue) -> None:
+        """Run all that the queue gives; returns when it is empty, raises KeyboardInterrupt when interrupted."""
+
+    def close(self) -> None: ...
