@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from tinydit_ray.bench import load, memory
 from tinydit_ray.bench.machine import node_kind, versions
 from tinydit_ray.config import CellConfig
-from tinydit_ray.process import cell_process, process_start_time, started_fresh
+from tinydit_ray.process import cell_process, process_start_time, set_environment, started_fresh
 from tinydit_ray.record import Record, new_record, update
 
 if TYPE_CHECKING:
@@ -99,7 +99,27 @@ class Phases:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
-def run_cell(task: CellTask) -> Record:
+@dataclass(frozen=True)
+class Entry:
+    """How this process began: seconds since the epoch, whether it was fresh, and what importing torch took."""
+
+    born: float
+    entered: float
+    fresh: bool
+    import_s: float
+
+
+def enter(task: CellTask) -> Entry:
+    """Set the threads and caches that libraries read once, then import torch. Called first in a trial's process."""
+    born, entered, fresh = process_start_time(), time.time(), started_fresh()
+    set_environment(task.cell.cpus_per_worker, Path(task.compile_cache))
+    start = time.perf_counter()
+    import torch  # noqa: F401
+
+    return Entry(born, entered, fresh, time.perf_counter() - start)
+
+
+def run_cell(task: CellTask, entry: Entry | None = None) -> Record:
     """Measure one cell in this process. Always returns a record; what went wrong is its status and reason.
 
     Files beside it in ``task.folder``: log.txt, steps.json (raw step times), loss.csv.
@@ -107,12 +127,11 @@ def run_cell(task: CellTask) -> Record:
     folder = Path(task.folder)
     folder.mkdir(parents=True, exist_ok=True)
     record = blank_record(task)
-    phases, born, entered = Phases(folder), process_start_time(), time.time()
-    fresh = started_fresh()
-    limits = {"memory_limit_mb": task.memory_limit_mb or None, "timeout_s": task.timeout_s}
-    cpus = task.cell.cpus_per_worker
-    with cell_process(log=folder / "log.txt", cpus=cpus, compile_cache=Path(task.compile_cache), **limits):
-        update(record, {"effective.fresh_process": "yes" if fresh else "no"})
+    entry = entry or enter(task)
+    phases = Phases(folder)
+    phases.seconds["import"] = entry.import_s
+    with cell_process(log=folder / "log.txt", memory_limit_mb=task.memory_limit_mb, timeout_s=task.timeout_s):
+        update(record, {"effective.fresh_process": "yes" if entry.fresh else "no"})
         try:
             _measure(task, record, phases)
         except BaseException as error:
@@ -120,7 +139,7 @@ def run_cell(task: CellTask) -> Record:
                 raise
             traceback.print_exc()
             _note_failure(record, error)
-    _note_costs(task, record, phases, born=born, entered=entered)
+    _note_costs(task, record, phases, entry)
     (folder / RECORD_FILE).write_text(json.dumps(record, ensure_ascii=False))
     return record
 
@@ -178,12 +197,12 @@ def _note_failure(record: Record, error: BaseException) -> None:
     update(record, {"status": status, "reason": reason})
 
 
-def _note_costs(task: CellTask, record: Record, phases: Phases, *, born: float, entered: float) -> None:
+def _note_costs(task: CellTask, record: Record, phases: Phases, entry: Entry) -> None:
     """Phases, and what the trial cost beside the cell's own work: waiting, starting the process, the record."""
     seconds = phases.seconds
     known = {"import_s": seconds.get("import"), "data_s": seconds.get("data"), "build_s": seconds.get("build")}
-    queued = max(0.0, born - task.queued_at) if task.queued_at else None
-    update(record, {**known, "queued_s": queued, "start_s": max(0.0, entered - born)})
+    queued = max(0.0, entry.born - task.queued_at) if task.queued_at else None
+    update(record, {**known, "queued_s": queued, "start_s": max(0.0, entry.entered - entry.born)})
     if task.queued_at:
         record["orchestration_s"] = time.time() - task.queued_at - sum(seconds.values())
     if record["status"] is None:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from tinydit_ray.bench.memory import limit_memory
 
@@ -39,19 +38,20 @@ def process_start_time() -> float:
     return time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")
 
 
+def set_environment(cpus: int, compile_cache: Path) -> None:
+    """Threads and compile caches of this process and its children; before torch is imported."""
+    os.environ.update(thread_environment(cpus))
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(compile_cache)
+    os.environ["TRITON_CACHE_DIR"] = str(compile_cache / "triton")
+
+
 @contextmanager
-def cell_process(
-    *, log: Path, cpus: int, compile_cache: Path | None, memory_limit_mb: float | None, timeout_s: float
-) -> Iterator[Any]:
-    """Run the block with output in ``log``, ``cpus`` threads, and limits of memory and time.
+def cell_process(*, log: Path, memory_limit_mb: float, timeout_s: float) -> Iterator[None]:
+    """Run the block with output in ``log`` and limits of memory (0: none) and time (0: none).
 
     Past ``timeout_s`` the stacks of all threads are written to the log and the process ends at once;
     the watchdog is a thread in C, so that not even a call that holds the GIL can outlast it.
     """
-    os.environ.update(thread_environment(cpus))
-    if compile_cache is not None:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(compile_cache)
-        os.environ["TRITON_CACHE_DIR"] = str(compile_cache / "triton")
     if memory_limit_mb:
         limit_memory(memory_limit_mb)
     with open(log, "ab", buffering=0) as file, _output_to(file.fileno()):

@@ -1,0 +1,137 @@
+"""Tune schedules the rounds of a sweep; every trial is a fresh process that holds its CPUs and GPU.
+
+A searcher hands out the rounds one by one, so that the sweep decides at the last moment what runs
+next (a cell that turned out unsupported costs no further trial). A callback in the driver takes each
+record the moment its trial reports it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tinydit_ray.config import CellConfig
+from tinydit_ray.sweep.errors import UsageError
+from tinydit_ray.sweep.queue import Queue
+
+ENVIRONMENT = {
+    "RAY_worker_niceness": "0",  # workers run at nice 15 otherwise, and a timing would be of that
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # the record is the result; nothing reads Tune's own files
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_TRAIN_V2_ENABLED": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+class RayExecutor:
+    """Runs a sweep's rounds as Tune trials on a Ray of its own, or on the cluster at ``address``.
+
+    Raises UsageError where the cluster can never give a trial what it asks for: such a trial would wait for ever.
+    """
+
+    name = "ray"
+
+    def __init__(
+        self, *, address: str | None, folder: Path, concurrent: int, cells: Sequence[CellConfig], trials: int
+    ) -> None:
+        import ray
+
+        self.folder, self.concurrent, self.trials = folder, concurrent, trials
+        self.started = not ray.is_initialized()
+        needs = max((c.cpus_per_worker * c.workers for c in cells), default=1)
+        gpus = max((c.gpus_per_worker * c.workers for c in cells), default=0)
+        with _environment(ENVIRONMENT):
+            if self.started:
+                _start(address, cpus=None if address else max(needs, os.cpu_count() or 1))
+        self._check(needs, gpus)
+
+    def _check(self, cpus: int, gpus: int) -> None:
+        import ray
+
+        have = ray.cluster_resources()
+        for name, asked in (("CPU", cpus), ("GPU", gpus)):
+            if asked > have.get(name, 0):
+                self.close()
+                raise UsageError(f"a trial asks for {asked} {name}, the cluster has {have.get(name, 0):g} in all")
+
+    def run(self, queue: Queue) -> None:
+        from ray import tune
+
+        from tinydit_ray.distributed.search import RecordCallback, RoundSearcher
+        from tinydit_ray.distributed.trial import tune_trial
+
+        searcher = RoundSearcher(queue)
+        with _environment(ENVIRONMENT), tempfile.TemporaryDirectory(prefix="tinydit-tune-") as storage:
+            tuner = tune.Tuner(
+                tune.with_resources(tune_trial, searcher.resources),
+                tune_config=tune.TuneConfig(
+                    search_alg=searcher,
+                    num_samples=-1,
+                    max_concurrent_trials=self.concurrent,
+                    reuse_actors=False,
+                    trial_dirname_creator=lambda trial: trial.trial_id,
+                ),
+                run_config=tune.RunConfig(
+                    name="sweep",
+                    storage_path=storage,
+                    verbose=0,
+                    callbacks=[RecordCallback(searcher)],
+                    failure_config=tune.FailureConfig(max_failures=0),
+                    checkpoint_config=tune.CheckpointConfig(),
+                ),
+            )
+            tuner.fit()
+        if searcher.interrupted:
+            raise KeyboardInterrupt
+
+    def close(self) -> None:
+        """Shut down the Ray that this executor started; a cluster it joined stays."""
+        import ray
+
+        if self.started and ray.is_initialized():
+            ray.shutdown()
+
+
+def _start(address: str | None, cpus: int | None) -> None:
+    import ray
+
+    how: dict[str, Any] = {"address": address} if address else {"num_cpus": cpus, "include_dashboard": False}
+    try:
+        ray.init(
+            **how,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=True,
+            runtime_env={"env_vars": _trial_environment()},
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        where = f"--address {address}" if address else "Ray"
+        raise UsageError(f"{where}: cannot be reached or started ({str(error).splitlines()[0]})") from None
+
+
+def _trial_environment() -> dict[str, str]:
+    """What trials inherit: where the data and its cache lie; Ray sets the threads unless they are set."""
+    names = ("TINYDIT_DATA", "TINYDIT_CACHE", "CXX", "PYTHONPATH")
+    return {name: os.environ[name] for name in names if name in os.environ} | ENVIRONMENT
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
