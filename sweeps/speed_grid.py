@@ -1,6 +1,6 @@
 """Time and score a grid of training setups; with no argument the five published ones.
 
-    python sweeps/speed_grid.py --help
+python sweeps/speed_grid.py --help
 """
 
 import sys

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +78,7 @@ def blank_record(task: CellTask) -> Record:
         **task.cell.columns(),
         seed=task.cell.seed,
         concurrent_trials=task.concurrent,
-        started_at=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+        started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
     )
 
 
@@ -208,7 +208,6 @@ def _note_costs(task: CellTask, record: Record, phases: Phases, entry: Entry) ->
     if record["status"] is None:
         record["status"] = "ok"
     (Path(task.folder) / "phases.json").write_text(json.dumps(seconds))
-
 
 
 def main(arguments: list[str]) -> int:

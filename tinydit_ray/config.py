@@ -68,9 +68,7 @@ class CellConfig:
     adaln: str = _words("per-block", "merged", help="adaLN projections: one per block, or one matmul for all")
     patches: str = _words("conv", "linear", help="patch embedding: strided convolution, or reshape + Linear")
     memory_format: str = _words("contiguous", "channels-last", help="layout of image tensors")
-    optimizer: str = _words(
-        "adamw", "adamw-foreach", "adamw-fused", "adamw-capturable", help="AdamW implementation"
-    )
+    optimizer: str = _words("adamw", "adamw-foreach", "adamw-fused", "adamw-capturable", help="AdamW implementation")
     cuda_graph: str = _words("off", "on", help="capture the whole training step as one CUDA graph")
     sampler: str = _words("eager", "compiled", "bf16", "int8", help="how the sampler runs")
     batch_size: int = _number(128, low=1, help="global batch, images per optimiser step")
@@ -208,7 +206,9 @@ def _check_value(axis: dataclasses.Field[Any], value: Any) -> None:
 def check_size(dim: int, depth: int, heads: int, *, image: int = IMAGE_SIZE, patch: int = PATCH_SIZE) -> None:
     """Refuse sizes the model cannot have; the attention splits D over heads, the image into whole patches."""
     if min(dim, depth, heads, image, patch) < 1:
-        raise ValueError(f"dim {dim}, depth {depth}, heads {heads}, image {image}, patch {patch}: all must be at least 1")
+        raise ValueError(
+            f"dim {dim}, depth {depth}, heads {heads}, image {image}, patch {patch}: all must be at least 1"
+        )
     if dim % 2:
         raise ValueError(f"dim {dim} is odd; it must be even")
     if dim % heads:

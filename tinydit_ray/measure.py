@@ -28,7 +28,15 @@ from tinydit_ray.bench.effective import (
 )
 from tinydit_ray.bench.flops import model_gflops_per_step
 from tinydit_ray.bench.load import watch_load
-from tinydit_ray.bench.timing import MIN_QUADS, CudaStopwatch, HostStopwatch, Window, time_pairs, warm_up
+from tinydit_ray.bench.timing import (
+    MIN_QUADS,
+    WARMUP_STEPS,
+    CudaStopwatch,
+    HostStopwatch,
+    Window,
+    time_pairs,
+    warm_up,
+)
 from tinydit_ray.data import BatchStream, DataSpec, FlowBatch, load
 from tinydit_ray.model import TinyDiT, TinyDiTConfig
 from tinydit_ray.quality import velocity_mse
@@ -42,6 +50,8 @@ TIMING_BATCHES = 20  # fixed batches that timed steps go round, as in the publis
 SCORED_IMAGES = 2000  # velocity MSE is of the first 2,000 test images
 FOREIGN_LOAD_PCT = 10.0
 LOG_EVERY = 10
+STEADY_STEPS = 2  # the last of the warm-up, timed to tell the compile time from the first step
+CONTROL_WARMUP_STEPS = 3  # eager, and its kernels are warm from the cell's own steps
 TIMING_STREAM = 10_000  # batches of the timed window come from far along the stream, not from its start
 
 
@@ -81,7 +91,7 @@ class Measurement:
         self.trainer.train_step(self.batches[0])
         self._synchronize()
         first_s = time.perf_counter() - start
-        warm_up(self.trainer.train_step, self.batches)
+        warm_up(self.trainer.train_step, self.batches, WARMUP_STEPS - STEADY_STEPS)
         steady = self._steady_step_s()
         counts = compile_counts()
         update(
@@ -97,9 +107,9 @@ class Measurement:
 
     def _steady_step_s(self) -> float:
         start = time.perf_counter()
-        warm_up(self.trainer.train_step, self.batches, 3)
+        warm_up(self.trainer.train_step, self.batches, STEADY_STEPS)
         self._synchronize()
-        return (time.perf_counter() - start) / 3
+        return (time.perf_counter() - start) / STEADY_STEPS
 
     def _synchronize(self) -> None:
         if self.cell.device == "cuda":
@@ -117,18 +127,17 @@ class Measurement:
         print(f"agreement with {reference.config_id}: {found}", flush=True)
         if not found.ok:
             raise MeasurementError(f"not correct: {found.problem}")
-        warm_up(self.control.train_step, self.batches)
-        warm_up(self.trainer.train_step, self.batches, 2)
+        warm_up(self.control.train_step, self.batches, CONTROL_WARMUP_STEPS)
 
     def time(self) -> None:
-        """The timed window, and a traced step on either side of it: what ran before also ran after."""
-        before, counts = trace_step(self.trainer, self.batches[0]), compile_counts()
-        warm_up(self.trainer.train_step, self.batches, 1)
+        """The timed window, and a traced step right after it. Inside, compiled code may neither be compiled
+        again nor fall back to eager (both raise), so what the trace sees is what ran in the window."""
+        counts = compile_counts()
         with watch_load() as load_window, no_recompiles():
             window = self._window()
-        after, counts_after = trace_step(self.trainer, self.batches[0]), compile_counts()
+            traced = trace_step(self.trainer, self.batches[0])
         self._note_speed(window, load_window.foreign_pct)
-        self._note_effective(before, after, counts, counts_after)
+        self._note_effective(traced, counts, compile_counts())
 
     def _window(self) -> Window:
         watch = CudaStopwatch() if self.cell.device == "cuda" else HostStopwatch()
@@ -191,16 +200,11 @@ class Measurement:
         self.flags += [name for name, raised in flags.items() if raised]
         update(self.record, {"flags": ",".join(self.flags)})
 
-    def _note_effective(
-        self, before: StepTrace, after: StepTrace, counts: CompileCounts, counts_after: CompileCounts
-    ) -> None:
+    def _note_effective(self, traced: StepTrace, before: CompileCounts, after: CompileCounts) -> None:
         weight_dtype = next(self.trainer.model.parameters()).dtype
-        facts = trace_facts(after, counts_after, weight_dtype)
-        regions = (before.compiled_regions, after.compiled_regions)
-        recompiled = (counts.graphs, counts.recompiles) != (counts_after.graphs, counts_after.recompiles)
-        facts["effective.compiled_in_window"] = "no" if not any(regions) else "yes" if regions[0] == regions[1] else "part"
-        if recompiled:
-            facts["effective.compiled_in_window"] = "recompiled"
+        facts = trace_facts(traced, after, weight_dtype)
+        compiled = "yes" if traced.compiled_regions else "no"
+        facts["effective.compiled_in_window"] = compiled if before == after else "recompiled"
         update(self.record, facts)
 
     def judge_effective(self) -> None:

@@ -26,7 +26,17 @@ class Unsupported(Exception):
 
 def check_capability(cell: CellConfig) -> None:
     """Raises Unsupported with the reason, or returns."""
-    for check in (_device, _optional_kernel, _compiler, _optimizer, _cuda_only, _sampler, _attention, _precision, _medium):
+    for check in (
+        _device,
+        _optional_kernel,
+        _compiler,
+        _optimizer,
+        _cuda_only,
+        _sampler,
+        _attention,
+        _precision,
+        _medium,
+    ):
         check(cell)
 
 
@@ -54,7 +64,7 @@ def _compiler(cell: CellConfig) -> None:
 
 @lru_cache
 def cxx_problem(cxx: str) -> str:
-    """"" where the C++ compiler that Inductor would use builds a shared library; else what is wrong."""
+    """ "" where the C++ compiler that Inductor would use builds a shared library; else what is wrong."""
     command = cxx or next((name for name in ("g++", "clang++") if shutil.which(name)), "")
     if not command:
         return "no C++ compiler: neither g++ nor clang++ is on PATH, and CXX is not set"
@@ -62,7 +72,9 @@ def cxx_problem(cxx: str) -> str:
         return f"the C++ compiler CXX={command} does not exist"
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "probe.cpp")
-        source.write_text("#include <cmath>\n#include <vector>\nextern \"C\" double f(double x) { return std::exp(x); }\n")
+        source.write_text(
+            '#include <cmath>\n#include <vector>\nextern "C" double f(double x) { return std::exp(x); }\n'
+        )
         build = [command, "-shared", "-fPIC", "-o", str(Path(folder, "probe.so")), str(source)]
         try:
             done = subprocess.run(build, capture_output=True, text=True, timeout=60, check=False)

@@ -99,7 +99,11 @@ def warm_up(step: Step, batches: Sequence[Any], steps: int = WARMUP_STEPS) -> No
 
 
 def time_steps(
-    step: Step, batches: Sequence[Any], *, steps: int = 50, warmup: int = WARMUP_STEPS,
+    step: Step,
+    batches: Sequence[Any],
+    *,
+    steps: int = 50,
+    warmup: int = WARMUP_STEPS,
     stopwatch: Stopwatch | None = None,
 ) -> tuple[float, list[float]]:
     """Time one training step by hand: (first step in ms, the ``steps - warmup`` steady ones in ms).
@@ -118,8 +122,15 @@ def time_steps(
 
 
 def time_pairs(
-    cell: Step, control: Step, batches: Sequence[Any], *, seconds: float, stopwatch: Stopwatch | None = None,
-    clock: Clock = time.perf_counter, precise: Callable[[Window], bool] | None = None, limit_s: float = 0.0,
+    cell: Step,
+    control: Step,
+    batches: Sequence[Any],
+    *,
+    seconds: float,
+    stopwatch: Stopwatch | None = None,
+    clock: Clock = time.perf_counter,
+    precise: Callable[[Window], bool] | None = None,
+    limit_s: float = 0.0,
     check_every: int = 8,
 ) -> Window:
     """Alternate one-step blocks A B B A of cell and control for ``seconds``, at least ``MIN_QUADS`` quads.
@@ -148,9 +159,7 @@ def time_pairs(
     return window
 
 
-def _time_quads(
-    watch: Stopwatch, cell: Step, control: Step, supply: Iterator[Any], window: Window, count: int
-) -> None:
+def _time_quads(watch: Stopwatch, cell: Step, control: Step, supply: Iterator[Any], window: Window, count: int) -> None:
     tokens = []
     for _ in range(count):
         first, second = next(supply), next(supply)

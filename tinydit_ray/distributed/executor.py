@@ -12,10 +12,10 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from tinydit_ray.config import CellConfig
+from tinydit_ray.distributed.resources import DRIVER_RESOURCE
 from tinydit_ray.sweep.errors import UsageError
 from tinydit_ray.sweep.queue import Queue
 
@@ -23,6 +23,7 @@ ENVIRONMENT = {
     "RAY_worker_niceness": "0",  # workers run at nice 15 otherwise, and a timing would be of that
     "RAY_USAGE_STATS_ENABLED": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # the record is the result; nothing reads Tune's own files
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C is the driver's to handle: it keeps what is done and ends
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_TRAIN_V2_ENABLED": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -32,17 +33,17 @@ ENVIRONMENT = {
 class RayExecutor:
     """Runs a sweep's rounds as Tune trials on a Ray of its own, or on the cluster at ``address``.
 
-    Raises UsageError where the cluster can never give a trial what it asks for: such a trial would wait for ever.
+    ``documented`` runs them in the pattern of Ray's documentation, for comparison. Raises UsageError where
+    the cluster can never give a trial what it asks for: such a trial would wait for ever.
     """
 
-    name = "ray"
-
     def __init__(
-        self, *, address: str | None, folder: Path, concurrent: int, cells: Sequence[CellConfig], trials: int
+        self, *, cells: Sequence[CellConfig], address: str | None = None, concurrent: int = 1, documented: bool = False
     ) -> None:
         import ray
 
-        self.folder, self.concurrent, self.trials = folder, concurrent, trials
+        self.concurrent, self.documented = concurrent, documented
+        self.name = "ray, worker group" if documented else "ray"
         self.started = not ray.is_initialized()
         needs = max((c.cpus_per_worker * c.workers for c in cells), default=1)
         gpus = max((c.gpus_per_worker * c.workers for c in cells), default=0)
@@ -64,12 +65,13 @@ class RayExecutor:
         from ray import tune
 
         from tinydit_ray.distributed.search import RecordCallback, RoundSearcher
-        from tinydit_ray.distributed.trial import tune_trial
+        from tinydit_ray.distributed.trial import tune_trial, tune_trial_documented
 
-        searcher = RoundSearcher(queue)
+        searcher = RoundSearcher(queue, driver_only=self.documented)
+        trainable = tune_trial_documented if self.documented else tune_trial
         with _environment(ENVIRONMENT), tempfile.TemporaryDirectory(prefix="tinydit-tune-") as storage:
             tuner = tune.Tuner(
-                tune.with_resources(tune_trial, searcher.resources),
+                tune.with_resources(trainable, searcher.resources),
                 tune_config=tune.TuneConfig(
                     search_alg=searcher,
                     num_samples=-1,
@@ -87,8 +89,6 @@ class RayExecutor:
                 ),
             )
             tuner.fit()
-        if searcher.interrupted:
-            raise KeyboardInterrupt
 
     def close(self) -> None:
         """Shut down the Ray that this executor started; a cluster it joined stays."""
@@ -101,7 +101,11 @@ class RayExecutor:
 def _start(address: str | None, cpus: int | None) -> None:
     import ray
 
-    how: dict[str, Any] = {"address": address} if address else {"num_cpus": cpus, "include_dashboard": False}
+    how: dict[str, Any] = (
+        {"address": address}
+        if address
+        else {"num_cpus": cpus, "include_dashboard": False, "resources": {DRIVER_RESOURCE: 1000}}
+    )
     try:
         ray.init(
             **how,
@@ -133,5 +137,3 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-

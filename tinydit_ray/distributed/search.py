@@ -12,6 +12,7 @@ from ray.tune.experiment import Trial
 from ray.tune.search import Searcher
 
 from tinydit_ray.cell import CellTask
+from tinydit_ray.distributed.resources import DRIVER_RESOURCE
 from tinydit_ray.sweep.local import lost_record, read_record
 from tinydit_ray.sweep.queue import Queue
 
@@ -19,11 +20,10 @@ from tinydit_ray.sweep.queue import Queue
 class RoundSearcher(Searcher):
     """Suggests the queue's next round, until the queue is empty."""
 
-    def __init__(self, queue: Queue) -> None:
+    def __init__(self, queue: Queue, driver_only: bool = False) -> None:
         super().__init__(metric=None, mode=None)
-        self.queue = queue
+        self.queue, self.driver_only = queue, driver_only
         self.tasks: dict[str, tuple[CellTask, float]] = {}
-        self.interrupted = False
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         task = self.queue.next()
@@ -33,7 +33,10 @@ class RoundSearcher(Searcher):
         return {"task": task.to_json()}
 
     def resources(self, config: dict[str, Any]) -> Any:
-        """The trial holds the CPUs and GPU itself: the cell trains in the trial's own process."""
+        """The trial holds the CPUs and GPU itself: the cell trains in the trial's own process. One that only
+        drives a worker group holds a custom resource, since Tune refuses a bundle of nothing."""
+        if self.driver_only:
+            return tune.PlacementGroupFactory([{DRIVER_RESOURCE: 1}])
         cell = CellTask.from_json(config["task"]).cell
         bundle: dict[str, float] = {"CPU": cell.cpus_per_worker}
         if cell.gpus_per_worker:
@@ -62,7 +65,9 @@ class RecordCallback(Callback):
     def __init__(self, searcher: RoundSearcher) -> None:
         self.searcher = searcher
 
-    def on_trial_result(self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any) -> None:
+    def on_trial_result(
+        self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
+    ) -> None:
         if "record" not in result or trial.trial_id not in self.searcher.tasks:
             return
         task, _ = self.searcher.tasks.pop(trial.trial_id)

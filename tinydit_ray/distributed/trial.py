@@ -11,8 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tinydit_ray.cell import CellTask, enter, run_cell
-from tinydit_ray.record import Record
+from tinydit_ray.cell import CellTask, Entry, enter, run_cell
 
 MAX_FILE_BYTES = 4_000_000
 
@@ -21,24 +20,41 @@ def tune_trial(config: dict[str, Any]) -> None:
     """One round: run it under Ray Train, report its record once, after everything was timed."""
     task = CellTask.from_json(config["task"])
     entry = enter(task)
+    from ray.train import ScalingConfig
+
+    _fit(task, entry, ScalingConfig(num_workers=0, use_gpu=task.cell.gpus_per_worker > 0))
+
+
+def tune_trial_documented(config: dict[str, Any]) -> None:
+    """The same round in the pattern of Ray's documentation, a worker group of one: what ``overhead.py``
+    compares with."""
+    from ray.train import ScalingConfig
+
+    task = CellTask.from_json(config["task"])
+    cell = task.cell
+    workers = ScalingConfig(
+        num_workers=1, use_gpu=cell.gpus_per_worker > 0, resources_per_worker={"CPU": cell.cpus_per_worker}
+    )
+    _fit(task, None, workers)
+
+
+def _fit(task: CellTask, entry: Entry | None, scaling: Any) -> None:
     from ray import tune
-    from ray.train import RunConfig, ScalingConfig
+    from ray.train import RunConfig
     from ray.train.torch import TorchTrainer
 
-    records: list[Record] = []
-
     def train_loop(loop_config: dict[str, Any]) -> dict[str, Any]:
-        records.append(run_cell(task, entry))
-        return {"status": records[0]["status"]}
+        record = run_cell(task, entry)
+        return {"record": json.dumps(record, ensure_ascii=False), "files": files_of(Path(task.folder))}
 
     with tempfile.TemporaryDirectory(prefix="tinydit-train-") as storage:
-        TorchTrainer(
+        result = TorchTrainer(
             train_loop,
             train_loop_config={},
-            scaling_config=ScalingConfig(num_workers=0, use_gpu=task.cell.device == "cuda"),
+            scaling_config=scaling,
             run_config=RunConfig(storage_path=storage, name="cell"),
         ).fit()
-    tune.report({"record": json.dumps(records[0], ensure_ascii=False), "files": files_of(Path(task.folder))})
+    tune.report(result.return_value)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

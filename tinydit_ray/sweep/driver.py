@@ -7,7 +7,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,10 @@ from rich.console import Console
 
 from tinydit_ray.bench.machine import granted_cpus, machine_facts, node_kind, versions
 from tinydit_ray.bench.memory import available_mb
-from tinydit_ray.bench.verdict import Floor
 from tinydit_ray.cell import CellTask, blank_record
-from tinydit_ray.record import BAD_STATUSES, Record, update
+from tinydit_ray.record import BAD_STATUSES, Record
 from tinydit_ray.sweep.errors import BAD_CELL, INTERRUPTED, OK, UsageError
+from tinydit_ray.sweep.floor import load_floor
 from tinydit_ray.sweep.folder import SweepFolder, default_name, git_commit
 from tinydit_ray.sweep.options import SweepOptions
 from tinydit_ray.sweep.plan import Cell, Round, estimate_s, make_cells, make_rounds, round_estimate_s
@@ -43,6 +43,7 @@ class Sweep:
         self.tracker: Tracker | NullTracker = NullTracker()
         self.screen: Screen | None = None
         self.memory_limit_mb = _memory_limit_mb(options)
+        self.floor, self.floor_source = load_floor(content["node_kind"])
 
     def _is_done(self, item: Round) -> bool:
         return any(row["status"] in ("ok", "unsupported") for row in self._attempts(item))
@@ -54,11 +55,13 @@ class Sweep:
     def next(self) -> CellTask | None:
         while self.rounds:
             item = self.rounds.popleft()
-            task = self._task(item)
+            task = self.task_of(item)
             reason = self._skip_reason(item)
             if reason:
                 status = "unsupported" if reason.startswith("unsupported") else "skipped"
-                self._keep(item, task, {**blank_record(task), "status": status, "reason": reason.removeprefix("unsupported: ")})
+                self._keep(
+                    item, task, {**blank_record(task), "status": status, "reason": reason.removeprefix("unsupported: ")}
+                )
                 continue
             self.running[task.folder] = item
             if self.screen:
@@ -75,7 +78,8 @@ class Sweep:
                 return f"oom at {row['cell_name']}: this cell is not smaller (--keep-larger runs it all the same)"
         return ""
 
-    def _task(self, item: Round) -> CellTask:
+    def task_of(self, item: Round) -> CellTask:
+        """The next attempt at a round."""
         options, cell = self.options, item.cell
         attempt = 1 + max((row["attempt"] or 0 for row in self._attempts(item)), default=0)
         first = item.number == 1
@@ -121,7 +125,7 @@ class Sweep:
     def rows(self) -> list[dict[str, Any]]:
         """Rows of this sweep's cells and of removed ones, in the order of the grid."""
         order = {cell.cell_id: i for i, cell in enumerate(self.cells)}
-        rows = result_rows(self.records, Floor())
+        rows = result_rows(self.records, self.floor)
         return sorted(rows, key=lambda row: (order.get(row["cell_id"], len(order)), row["round"] or 0))
 
     def remaining(self) -> list[Round]:
@@ -144,9 +148,7 @@ def _memory_limit_mb(options: SweepOptions) -> float:
     return MEMORY_SHARE * free / options.concurrent if free else 0.0
 
 
-def run_sweep(
-    options: SweepOptions, console: Console, finish: Callable[[Sweep, Console], None] | None = None
-) -> int:
+def run_sweep(options: SweepOptions, console: Console, finish: Callable[[Sweep, Console], None] | None = None) -> int:
     """Run a sweep to its end and print its table; returns the exit status.
 
     ``finish`` adds what a script prints beyond the table. Raises UsageError before any trial where
@@ -193,10 +195,13 @@ def _run(sweep: Sweep, console: Console, finish: Callable[[Sweep, Console], None
         text = summary_text(rows, width=console.width)
         (folder.path / "summary.txt").write_text(text, encoding="utf-8")
         sweep.screen.print_summary(rows, sweep.records)
+        console.print(f"noise floor: {sweep.floor_source}", highlight=False)
         if finish and not interrupted:
             finish(sweep, console)
         sweep.tracker.finish(
-            status="KILLED" if interrupted else "FINISHED", summary=summary_files(folder.path), pooled=_pooled_frame(rows)
+            status="KILLED" if interrupted else "FINISHED",
+            summary=summary_files(folder.path),
+            pooled=_pooled_frame(rows),
         )
         print_where(console, sweep)
     if interrupted:
@@ -224,7 +229,7 @@ def prepare(options: SweepOptions, console: Console) -> tuple[dict[str, Any], li
     cells, duplicates = make_cells(options, device=device, cpus=cpus, node_kind=kind, data_digest=data["digest"])
     content: dict[str, Any] = {
         "sweep_id": uuid.uuid4().hex[:12],
-        "created_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "product_version": product_version(),
         "git_commit": git_commit(),
         "node_kind": kind,
@@ -266,7 +271,9 @@ def prepare_data(options: SweepOptions, console: Console) -> dict[str, Any]:
     except data.DataError as error:
         raise UsageError(str(error)) from None
     took = time.perf_counter() - start
-    console.print(f"data: {len(train):,} training images, digest {spec.digest}, ready after {took:.1f} s", highlight=False)
+    console.print(
+        f"data: {len(train):,} training images, digest {spec.digest}, ready after {took:.1f} s", highlight=False
+    )
     for note in train.notes:
         console.print(f"data: {note}", highlight=False)
     return {"source": train.source, "digest": spec.digest, "spec": spec.as_dict(), "images": len(train)}
@@ -310,8 +317,8 @@ def make_executor(options: SweepOptions, sweep: Sweep) -> Executor:
         from tinydit_ray.distributed import RayExecutor
     except ImportError as error:
         raise UsageError(f"Ray is needed ({error}): pip install 'tinydit-ray[ray,mlflow]', or use --no-ray") from None
-    return RayExecutor(address=options.address, folder=sweep.folder.path, concurrent=options.concurrent,
-                       cells=[cell.config for cell in sweep.cells], trials=len(sweep.rounds))  # fmt: skip
+    cells = [cell.config for cell in sweep.cells]
+    return RayExecutor(address=options.address, concurrent=options.concurrent, cells=cells)
 
 
 def print_where(console: Console, sweep: Sweep) -> None:
@@ -326,4 +333,3 @@ def print_where(console: Console, sweep: Sweep) -> None:
         )  # fmt: skip
     for warning in sweep.tracker.warnings:
         console.print(f"[yellow]{warning}", highlight=False)
-

@@ -1,12 +1,12 @@
 """The sweep folder: everything a sweep leaves behind, and enough to repeat it.
 
-    NAME/sweep.json       resolved grid, machine, versions, commit, data, command
-    NAME/records.jsonl    one row per cell, round and attempt, appended the moment it ends
-    NAME/results.parquet  one row per cell and round, with the pooled numbers
-    NAME/summary.txt      the table as printed
-    NAME/cells/CELL/rN-aM/  log.txt, steps.json (raw step times), loss.csv, phases.json, record.json
-    NAME/logs/            driver.log: the chatter of Ray, MLflow and libraries
-    NAME/compile_cache/   Inductor's, of this sweep alone
+NAME/sweep.json       resolved grid, machine, versions, commit, data, command
+NAME/records.jsonl    one row per cell, round and attempt, appended the moment it ends
+NAME/results.parquet  one row per cell and round, with the pooled numbers
+NAME/summary.txt      the table as printed
+NAME/cells/CELL/rN-aM/  log.txt, steps.json (raw step times), loss.csv, phases.json, record.json
+NAME/logs/            driver.log: the chatter of Ray, MLflow and libraries
+NAME/compile_cache/   Inductor's, of this sweep alone
 """
 
 from __future__ import annotations
@@ -81,9 +81,10 @@ class SweepFolder:
 
 def check_name(name: str) -> None:
     """A sweep's name is one folder name. Raises UsageError."""
-    if not re.fullmatch(r"[^/\\\x00-\x1f]{1,%d}" % MAX_NAME, name) or name.startswith("."):
+    plain = re.fullmatch(r"[^/\\\x00-\x1f]+", name) and not name.startswith(".")
+    if not plain or len(name.encode()) > MAX_NAME:
         raise UsageError(
-            f"--name {name[:40]!r}: must be a plain folder name of 1 to {MAX_NAME} characters, without slashes,"
+            f"--name {name[:40]!r}: must be a plain folder name of at most {MAX_NAME} bytes, without slashes,"
             " not starting with a dot"
         )
 

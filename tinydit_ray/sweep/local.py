@@ -76,9 +76,15 @@ def lost_record(task: CellTask, code: int | None, seconds: float, detail: str = 
         update(record, {"status": "timeout", "reason": f"ended after {task.timeout_s:.0f} s{phase} (--cell-timeout)"})
     elif code is not None and code < 0:
         name = signal.Signals(-code).name
-        update(record, {"status": "failed", "reason": f"the trial's process was killed by {name}{read_phase(Path(task.folder))}"})
+        update(
+            record,
+            {"status": "failed", "reason": f"the trial's process was killed by {name}{read_phase(Path(task.folder))}"},
+        )
     else:
-        update(record, {"status": "failed", "reason": detail or f"the trial's process ended with status {code} without a record"})
+        update(
+            record,
+            {"status": "failed", "reason": detail or f"the trial's process ended with status {code} without a record"},
+        )
     return record
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tinydit_ray.grid import Grid, GridError, load_grid, parse_grid, parse_sets
+from tinydit_ray.grid import Grid, GridError, load_grid, parse_sets
 from tinydit_ray.sweep.errors import UsageError
 
 DEFAULT_ROUNDS = 3
@@ -25,7 +25,8 @@ class SweepOptions:
     control: dict[str, Any] = field(default_factory=dict)
     rounds: int = DEFAULT_ROUNDS
     repeats: int = 1  # each cell this many times over, as cells of their own (null sweep)
-    time_s: float = 30.0
+    self_control: bool = False  # each cell is its own control (null sweep)
+    time_s: float = 24.0
     ci: float = 0.0
     steps: int = 100
     data: str = "auto"
@@ -53,28 +54,62 @@ def parser(prog: str, description: str) -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog=prog, description=description, allow_abbrev=False)
     what = p.add_argument_group("what to measure")
     what.add_argument("--grid", metavar="FILE", help="grid file, or the name of one that comes with the product")
-    what.add_argument("--set", dest="sets", metavar="AXIS=V1,V2", action="append", default=[],
-                      help="axis values; several are multiplied (without --grid they are the whole grid)")
+    what.add_argument(
+        "--set",
+        dest="sets",
+        metavar="AXIS=V1,V2",
+        action="append",
+        default=[],
+        help="axis values; several are multiplied (without --grid they are the whole grid)",
+    )
     what.add_argument("--quick", action="store_true", help="a smaller model, one round, a shorter window")
     what.add_argument("--control", metavar="AXIS=VALUE,…", help="what cells are paired with (default: plain fp32)")
     what.add_argument("--data", default="auto", help="auto, cifar10, shapes, or a folder (default: auto)")
     what.add_argument("--classes", default="", metavar="1,9", help="only these classes")
     how = p.add_argument_group("how to measure")
-    how.add_argument("--rounds", type=_count(1), help="processes each cell is timed in (default: 3)")
-    how.add_argument("--time", dest="time_s", type=_positive, help="seconds of timing per cell, all rounds (default: 30)")
-    how.add_argument("--ci", type=_fraction, default=0.0, help="go on until the half-width of a round's interval is this, such as 0.02")
-    how.add_argument("--steps", type=_count(0), help="training steps before scoring, in round 1 (default: 100; 0: none)")
-    how.add_argument("--cell-timeout", dest="cell_timeout_s", type=_duration, default=600.0, metavar="10m",
-                     help="end a cell's round after this long (default: 10m)")
-    how.add_argument("--memory-limit", dest="memory_limit_gb", type=_positive, metavar="GB",
-                     help="memory of one trial; beyond it the cell is oom (default: 90 %% of what is free)")
-    how.add_argument("--wait-quiet", dest="wait_quiet_s", type=_positive, default=0.0, metavar="S",
-                     help="before a window wait up to S seconds until other processes use under 10 %% of the CPUs")
-    how.add_argument("--keep-larger", action="store_true", help="run larger cells also after a smaller one ran out of memory")
+    how.add_argument("--rounds", type=count(1), help="processes each cell is timed in (default: 3)")
+    how.add_argument(
+        "--time", dest="time_s", type=_positive, help="seconds of timing per cell, all rounds (default: 24)"
+    )
+    how.add_argument(
+        "--ci",
+        type=_fraction,
+        default=0.0,
+        help="go on until the half-width of a round's interval is this, such as 0.02",
+    )
+    how.add_argument("--steps", type=count(0), help="training steps before scoring, in round 1 (default: 100; 0: none)")
+    how.add_argument(
+        "--cell-timeout",
+        dest="cell_timeout_s",
+        type=_duration,
+        default=600.0,
+        metavar="10m",
+        help="end a cell's round after this long (default: 10m)",
+    )
+    how.add_argument(
+        "--memory-limit",
+        dest="memory_limit_gb",
+        type=_positive,
+        metavar="GB",
+        help="memory of one trial; beyond it the cell is oom (default: 90 %% of what is free)",
+    )
+    how.add_argument(
+        "--wait-quiet",
+        dest="wait_quiet_s",
+        type=_positive,
+        default=0.0,
+        metavar="S",
+        help="before a window wait up to S seconds until other processes use under 10 %% of the CPUs",
+    )
+    how.add_argument(
+        "--keep-larger", action="store_true", help="run larger cells also after a smaller one ran out of memory"
+    )
     where = p.add_argument_group("where to run")
     where.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    where.add_argument("--cpus-per-worker", type=_count(1), help="CPUs and threads of a trial (default: all of a node)")
-    where.add_argument("--no-ray", dest="ray", action="store_false", help="cells one after another in subprocesses, no Ray")
+    where.add_argument("--cpus-per-worker", type=count(1), help="CPUs and threads of a trial (default: all of a node)")
+    where.add_argument(
+        "--no-ray", dest="ray", action="store_false", help="cells one after another in subprocesses, no Ray"
+    )
     where.add_argument("--address", help="an existing Ray cluster (default: start one here)")
     out = p.add_argument_group("what comes out")
     out.add_argument("--out", type=Path, default=Path("runs"), help="folder that holds the sweeps (default: runs)")
@@ -103,7 +138,7 @@ def options_from(args: argparse.Namespace, *, default_grid: str, command: list[s
     return SweepOptions(
         grid=grid, grid_name=name, sets=sets, control={**grid.control, **control},
         rounds=args.rounds or (1 if quick else grid.rounds or DEFAULT_ROUNDS),
-        time_s=args.time_s or (8.0 if quick else 30.0), ci=args.ci,
+        time_s=args.time_s or (8.0 if quick else 24.0), ci=args.ci,
         steps=args.steps if args.steps is not None else grid.steps if grid.steps is not None else 100,
         data=args.data, classes=classes, device=args.device, cpus_per_worker=args.cpus_per_worker,
         cell_timeout_s=args.cell_timeout_s, memory_limit_gb=args.memory_limit_gb, wait_quiet_s=args.wait_quiet_s,
@@ -151,7 +186,9 @@ def _classes(text: str) -> tuple[int, ...]:
         raise UsageError(f"--classes {text}: {error}") from None
 
 
-def _count(low: int) -> Any:
+def count(low: int) -> Any:
+    """Argparse type: a whole number of at least ``low``."""
+
     def parse(text: str) -> int:
         if not re.fullmatch(r"\d+", text) or int(text) < low:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {low}")
@@ -183,6 +220,3 @@ def _duration(text: str) -> float:
     if not match or float(match[1]) <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a duration such as 90s, 10m or 2h")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
-
-
-__all__ = ["SweepOptions", "named_grid", "options_from", "parse_grid", "parser"]

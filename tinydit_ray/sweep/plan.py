@@ -15,7 +15,7 @@ from tinydit_ray.sweep.options import SweepOptions
 COMPILE_S = 40.0
 START_S = 9.0
 STEP_S = 0.25  # at 128/4/4 and batch 128
-CHECK_STEPS = 24
+CHECK_STEPS = 17
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,9 @@ class Round:
     number: int
 
 
-def make_cells(options: SweepOptions, *, device: str, cpus: int, node_kind: str, data_digest: str) -> tuple[list[Cell], int]:
+def make_cells(
+    options: SweepOptions, *, device: str, cpus: int, node_kind: str, data_digest: str
+) -> tuple[list[Cell], int]:
     """The sweep's cells and how many duplicates were dropped. Raises UsageError."""
     defaults = {"model": "base" if device == "cuda" else "tiny", "device": device, "cpus_per_worker": cpus}
     if device == "cuda":
@@ -53,7 +55,8 @@ def make_cells(options: SweepOptions, *, device: str, cpus: int, node_kind: str,
         names = varying_axes(configs)
         cells = [
             Cell(
-                config=config, control=control_of(config, options.control), repeat=repeat,
+                config=config, repeat=repeat,
+                control=config if options.self_control else control_of(config, options.control),
                 cell_id=_cell_id(config, node_kind, data_digest, repeat),
                 name=cell_name(config, names) + (f" #{repeat}" if options.repeats > 1 else ""),
             )

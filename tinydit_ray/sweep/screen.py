@@ -56,7 +56,9 @@ class Screen:
         self.bar = self.progress.add_task("", total=self.total, left=self.time_left_s, work=self.in_work)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.progress.stop()
 
     def started(self, item: Round, folder: Path) -> None:
@@ -103,7 +105,11 @@ def phase_of(folder: Path) -> str:
 
 def minutes(seconds: float) -> str:
     whole = round(seconds)
-    return f"{whole // 3600}:{whole % 3600 // 60:02}:{whole % 60:02}" if whole >= 3600 else f"{whole // 60}:{whole % 60:02}"
+    return (
+        f"{whole // 3600}:{whole % 3600 // 60:02}:{whole % 60:02}"
+        if whole >= 3600
+        else f"{whole // 60}:{whole % 60:02}"
+    )
 
 
 def round_line(item: Round, record: Record) -> Text:
@@ -153,7 +159,9 @@ def _cell_summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def print_table(console: Console, rows: Sequence[dict[str, Any]]) -> None:
-    table = Table(title="speed-up = control ÷ cell time (above 1 is faster), 95 % interval over rounds", title_justify="left")
+    table = Table(
+        title="speed-up = control ÷ cell time (above 1 is faster), 95 % interval over rounds", title_justify="left"
+    )
     table.add_column("setup", no_wrap=True)
     for name in ("ms/step", "± iqr/2", "speed-up", "95 % interval"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -202,7 +210,8 @@ def print_footnotes(console: Console, rows: Sequence[dict[str, Any]], records: S
         console.print(f"making a batch took {100 * statistics.median(batch):.1f} % of a step", highlight=False)
     if costs:
         console.print(
-            f"orchestration {statistics.median(costs):.1f} s per trial (median of {len(costs)}; highest {max(costs):.1f} s)",
+            f"orchestration {statistics.median(costs):.1f} s per trial"
+            f" (median of {len(costs)}; highest {max(costs):.1f} s)",
             highlight=False,
         )
 

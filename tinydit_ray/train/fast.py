@@ -198,4 +198,3 @@ def trainer_of(cell: CellConfig, *, device: str | torch.device | None = None) ->
         # medium: bf16 or TF32 multiplications inside fp32 matmuls, whatever the hardware has for it
         matmul_precision="medium" if cell.precision == "fp32-medium" else "highest",
     )
-

@@ -1,0 +1,35 @@
+# make sweep   set up and run the published comparison on this machine
+# make test    set up and run all tests
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+ARGS ?=
+export TINYDIT_DATA
+
+.PHONY: sweep test test-fast lint ui clean
+
+sweep: $(VENV)/.installed
+	$(BIN)/python sweeps/speed_grid.py $(ARGS)
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest -q $(ARGS)
+
+# seconds, without Ray, MLflow and compilers
+test-fast: $(VENV)/.installed
+	$(BIN)/python -m pytest -q -m "not ray and not mlflow and not browser and not slow" $(ARGS)
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+ui: $(VENV)/.installed
+	$(BIN)/python -m tinydit_ray.tracking ui $(ARGS)
+
+# pip may keep quiet for minutes while it unpacks torch
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info
