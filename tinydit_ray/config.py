@@ -117,7 +117,7 @@ class CellConfig:
 AXES: dict[str, dataclasses.Field[Any]] = {axis.name: axis for axis in dataclasses.fields(CellConfig)}
 AXIS_NAMES = (*AXES, "model")
 # The measured kernels behind these settings differ by design; everything else of the control is the cell's.
-CONTROL_DEFAULTS: dict[str, Scalar] = {
+CONTROL_DEFAULTS: dict[str, Any] = {
     name: AXES[name].default
     for name in (
         "attention", "precision", "compile", "compile_scope", "fullgraph", "dynamic", "inductor", "qkv",
@@ -179,7 +179,7 @@ def coerce(key: str, value: Any) -> Scalar:
         return value
     if key == "max_grad_norm" and value == "off":
         return 0.0
-    wanted = type(axis.default)
+    wanted: type[Any] = type(axis.default)
     try:
         if isinstance(value, bool):
             raise ValueError

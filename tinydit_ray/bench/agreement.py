@@ -89,5 +89,5 @@ def _problem(loss: float, ref_loss: float, worst: str, error: float, precision: 
     if abs(loss - ref_loss) > loss_tolerance * abs(ref_loss):
         return f"loss {loss:.6f} differs from the reference's {ref_loss:.6f} by more than {loss_tolerance:g}"
     if not error <= grad_tolerance:
-        return f"gradient of {worst} differs from the reference's by {error:.2g} (relative L2), more than {grad_tolerance:g}"
+        return f"gradient of {worst} differs from the reference's by {error:.2g} (L2), more than {grad_tolerance:g}"
     return ""

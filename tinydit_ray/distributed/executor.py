@@ -64,14 +64,15 @@ class RayExecutor:
     def run(self, queue: Queue) -> None:
         from ray import tune
 
-        from tinydit_ray.distributed.search import RecordCallback, RoundSearcher
+        from tinydit_ray.distributed.search import RecordCallback, RoundSearcher, cell_resources, driver_resources
         from tinydit_ray.distributed.trial import tune_trial, tune_trial_documented
 
-        searcher = RoundSearcher(queue, driver_only=self.documented)
+        searcher = RoundSearcher(queue)
         trainable = tune_trial_documented if self.documented else tune_trial
+        resources = driver_resources if self.documented else cell_resources
         with _environment(ENVIRONMENT), tempfile.TemporaryDirectory(prefix="tinydit-tune-") as storage:
             tuner = tune.Tuner(
-                tune.with_resources(trainable, searcher.resources),
+                tune.with_resources(trainable, resources),
                 tune_config=tune.TuneConfig(
                     search_alg=searcher,
                     num_samples=-1,

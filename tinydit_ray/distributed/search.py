@@ -17,31 +17,34 @@ from tinydit_ray.sweep.local import lost_record, read_record
 from tinydit_ray.sweep.queue import Queue
 
 
+def cell_resources(config: dict[str, Any]) -> Any:
+    """The trial holds the CPUs and GPU itself: the cell trains in the trial's own process."""
+    cell = CellTask.from_json(config["task"]).cell
+    bundle: dict[str, float] = {"CPU": cell.cpus_per_worker}
+    if cell.gpus_per_worker:
+        bundle["GPU"] = cell.gpus_per_worker
+    return tune.PlacementGroupFactory([bundle])
+
+
+def driver_resources(config: dict[str, Any]) -> Any:
+    """A trial that only drives a worker group: a custom resource, since Tune refuses a bundle of nothing."""
+    return tune.PlacementGroupFactory([{DRIVER_RESOURCE: 1}])
+
+
 class RoundSearcher(Searcher):
     """Suggests the queue's next round, until the queue is empty."""
 
-    def __init__(self, queue: Queue, driver_only: bool = False) -> None:
+    def __init__(self, queue: Queue) -> None:
         super().__init__(metric=None, mode=None)
-        self.queue, self.driver_only = queue, driver_only
+        self.queue = queue
         self.tasks: dict[str, tuple[CellTask, float]] = {}
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+    def suggest(self, trial_id: str) -> Any:
         task = self.queue.next()
         if task is None:
             return Searcher.FINISHED
         self.tasks[trial_id] = (task, time.monotonic())
         return {"task": task.to_json()}
-
-    def resources(self, config: dict[str, Any]) -> Any:
-        """The trial holds the CPUs and GPU itself: the cell trains in the trial's own process. One that only
-        drives a worker group holds a custom resource, since Tune refuses a bundle of nothing."""
-        if self.driver_only:
-            return tune.PlacementGroupFactory([{DRIVER_RESOURCE: 1}])
-        cell = CellTask.from_json(config["task"]).cell
-        bundle: dict[str, float] = {"CPU": cell.cpus_per_worker}
-        if cell.gpus_per_worker:
-            bundle["GPU"] = cell.gpus_per_worker
-        return tune.PlacementGroupFactory([bundle])
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Nothing to learn from a result: the order is the sweep's."""

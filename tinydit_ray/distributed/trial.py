@@ -43,13 +43,13 @@ def _fit(task: CellTask, entry: Entry | None, scaling: Any) -> None:
     from ray.train import RunConfig
     from ray.train.torch import TorchTrainer
 
-    def train_loop(loop_config: dict[str, Any]) -> dict[str, Any]:
+    def train_loop(loop_config: dict[str, Any]) -> Any:
         record = run_cell(task, entry)
         return {"record": json.dumps(record, ensure_ascii=False), "files": files_of(Path(task.folder))}
 
     with tempfile.TemporaryDirectory(prefix="tinydit-train-") as storage:
-        result = TorchTrainer(
-            train_loop,
+        result: Any = TorchTrainer(
+            train_loop,  # type: ignore[arg-type]  # what it returns becomes result.return_value
             train_loop_config={},
             scaling_config=scaling,
             run_config=RunConfig(storage_path=storage, name="cell"),

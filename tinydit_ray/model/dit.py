@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -74,13 +75,14 @@ class TinyDiT(nn.Module):
 
     def _modulations(self, c: Tensor) -> list[Tensor] | list[None]:
         """adaLN outputs of all blocks and of the final layer, in one matmul; or None for each to do its own."""
-        layers = [*(block.adaLN for block in self.blocks), self.final.adaLN]
+        layers: list[Any] = [*(block.adaLN for block in self.blocks), self.final.adaLN]
         if self.cfg.adaln == "per-block":
             return [None] * len(layers)
-        weight = torch.cat([layer[1].weight for layer in layers])
-        bias = torch.cat([layer[1].bias for layer in layers])
+        projections: list[nn.Linear] = [layer[1] for layer in layers]
+        weight = torch.cat([projection.weight for projection in projections])
+        bias = torch.cat([projection.bias for projection in projections])
         merged = F.linear(F.silu(c), weight, bias)
-        return list(merged.split([layer[1].out_features for layer in layers], dim=-1))
+        return list(merged.split([projection.out_features for projection in projections], dim=-1))
 
 
 def build_model(cfg: TinyDiTConfig, seed: int) -> TinyDiT:

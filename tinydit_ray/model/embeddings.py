@@ -34,7 +34,7 @@ class TimestepEmbedding(nn.Module):
 
     def forward(self, t: Tensor) -> Tensor:
         features = sinusoidal_embedding(t, self.features)
-        return self.mlp(features.to(self.mlp[0].weight.dtype))
+        return self.mlp(features.to(next(self.mlp.parameters()).dtype))
 
 
 class PatchEmbed(nn.Module):

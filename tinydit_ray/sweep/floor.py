@@ -34,7 +34,7 @@ def load_floor(node_kind: str) -> tuple[Floor, str]:
     try:
         content: dict[str, Any] = json.loads(path.read_text())
         source = content.pop("sweep")
-        values = {k: float("nan") if v is None else v for k, v in content.items()}
+        values: dict[str, Any] = {k: float("nan") if v is None else v for k, v in content.items()}
         return Floor(**values), f"measured by the null sweep {source}"
     except (OSError, ValueError, TypeError, KeyError):
         floor = Floor()

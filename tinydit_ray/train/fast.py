@@ -17,7 +17,7 @@ from tinydit_ray.model import TinyDiT, TinyDiTConfig, build_model
 from tinydit_ray.train.trainer import LossFn, Trainer
 
 AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-OPTIMIZERS: dict[str, dict[str, bool]] = {
+OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": {},
     "adamw-foreach": {"foreach": True},
     "adamw-fused": {"fused": True},
