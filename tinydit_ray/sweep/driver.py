@@ -191,6 +191,9 @@ def _run(sweep: Sweep, console: Console, finish: Callable[[Sweep, Console], None
                 executor.run(sweep)
         except KeyboardInterrupt:
             interrupted = True
+        except BaseException:
+            sweep.tracker.finish(status="FAILED", summary=summary_files(folder.path), pooled=None)
+            raise
         rows = sweep.rows()
         text = summary_text(rows, width=console.width)
         (folder.path / "summary.txt").write_text(text, encoding="utf-8")

@@ -16,6 +16,7 @@ from tinydit_ray.record import Record, update
 from tinydit_ray.sweep.queue import Queue
 
 KILL_AFTER_S = 10.0  # beyond the trial's own watchdog
+WATCHDOG_WORDS = b"Timeout ("  # faulthandler's first line when it ends a process
 
 
 class LocalExecutor:
@@ -70,22 +71,29 @@ def read_record(task: CellTask, folder: Path) -> Record | None:
 
 def lost_record(task: CellTask, code: int | None, seconds: float, detail: str = "") -> Record:
     """The record of a trial that ended without one: past its time limit, killed, or crashed."""
-    record = blank_record(task)
-    if task.timeout_s and seconds >= task.timeout_s - 1.0:
-        phase = read_phase(Path(task.folder))
-        update(record, {"status": "timeout", "reason": f"ended after {task.timeout_s:.0f} s{phase} (--cell-timeout)"})
+    folder = Path(task.folder)
+    status = "failed"
+    if _timed_out(task, seconds):
+        status, reason = "timeout", f"ended after {task.timeout_s:.0f} s{read_phase(folder)} (--cell-timeout)"
     elif code is not None and code < 0:
-        name = signal.Signals(-code).name
-        update(
-            record,
-            {"status": "failed", "reason": f"the trial's process was killed by {name}{read_phase(Path(task.folder))}"},
-        )
+        reason = f"the trial's process was killed by {signal.Signals(-code).name}{read_phase(folder)}"
     else:
-        update(
-            record,
-            {"status": "failed", "reason": detail or f"the trial's process ended with status {code} without a record"},
-        )
+        reason = detail or f"the trial's process ended with status {code} without a record"
+    record = blank_record(task)
+    update(record, {"status": status, "reason": reason})
     return record
+
+
+def _timed_out(task: CellTask, seconds: float) -> bool:
+    """Whether the trial's watchdog ended it, by its own words in the log; by the clock where the log is elsewhere."""
+    if not task.timeout_s or seconds < task.timeout_s - 1.0:
+        return False
+    try:
+        return (
+            WATCHDOG_WORDS in Path(task.folder, "log.txt").read_bytes() or seconds > task.timeout_s + KILL_AFTER_S - 1.0
+        )
+    except OSError:
+        return True
 
 
 def read_phase(folder: Path) -> str:
