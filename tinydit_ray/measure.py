@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tinydit_ray import data
 from tinydit_ray.bench import memory, stats
 from tinydit_ray.bench.agreement import compare, reference_of
 from tinydit_ray.bench.effective import (
@@ -27,7 +28,8 @@ from tinydit_ray.bench.effective import (
     trace_step,
 )
 from tinydit_ray.bench.flops import model_gflops_per_step
-from tinydit_ray.bench.load import watch_load
+from tinydit_ray.bench.load import LoadWindow, watch_load
+from tinydit_ray.bench.peak import peak_tflops
 from tinydit_ray.bench.timing import (
     MIN_QUADS,
     WARMUP_STEPS,
@@ -37,7 +39,7 @@ from tinydit_ray.bench.timing import (
     time_pairs,
     warm_up,
 )
-from tinydit_ray.data import BatchStream, DataSpec, FlowBatch, load
+from tinydit_ray.data import BatchStream, DataSpec, FlowBatch
 from tinydit_ray.model import TinyDiT, TinyDiTConfig
 from tinydit_ray.quality import velocity_mse
 from tinydit_ray.record import Record, update
@@ -71,7 +73,7 @@ class Measurement:
     def load_data(self) -> None:
         """Decoded images from the node's cache, and the fixed batches of the timed window."""
         self.spec = DataSpec.from_dict(self.task.data)
-        self.images = load(self.spec, "train").images
+        self.images = data.load(self.spec, "train").images
         stream = self._stream(TIMING_STREAM)
         self.batches = [next(stream) for _ in range(TIMING_BATCHES)]
         update(self.record, {"batch_hash": batch_hash(self.batches)})
@@ -136,7 +138,7 @@ class Measurement:
         with watch_load() as load_window, no_recompiles():
             window = self._window()
             traced = trace_step(self.trainer, self.batches[0])
-        self._note_speed(window, load_window.foreign_pct)
+        self._note_speed(window, load_window)
         self._note_effective(traced, counts, compile_counts())
 
     def _window(self) -> Window:
@@ -158,10 +160,12 @@ class Measurement:
         limit = self.task.timeout_s or 600.0
         return max(self.task.seconds, (limit - spent) / 2)
 
-    def _note_speed(self, window: Window, foreign_pct: float | None) -> None:
+    def _note_speed(self, window: Window, load: LoadWindow) -> None:
         cell, control = stats.summarise(window.cell_ms), stats.summarise(window.control_ms)
         speedup = stats.round_speedup(stats.abba_ratios(window.cell_ms, window.control_ms))
         gflops = model_gflops_per_step(self.cell)
+        tflops = stats.tflops_per_s(gflops, cell.ms_per_step)
+        peak, source = peak_tflops(self.cell.precision, self.cell.device)
         update(
             self.record,
             {
@@ -177,14 +181,18 @@ class Measurement:
                 "speedup_ci_high": speedup.ci_high,
                 "images_per_s": stats.images_per_s(cell.ms_per_step, self.cell.batch_size),
                 "model_gflops_per_step": gflops,
-                "tflops_per_s": stats.tflops_per_s(gflops, cell.ms_per_step),
+                "tflops_per_s": tflops,
+                "peak_tflops": peak,
+                "peak_source": source,
+                "mfu": stats.mfu(tflops, peak),
                 "break_even_steps": stats.break_even_steps(
                     self.record["compile_s"], cell.ms_per_step, control.ms_per_step
                 ),
-                "foreign_cpu_pct": foreign_pct,
+                "foreign_cpu_pct": load.foreign_pct,
+                "ray_cpu_s": load.ray_cpu_s,
             },
         )
-        self._flag_timing(window, foreign_pct)
+        self._flag_timing(window, load.foreign_pct)
         steps = {"cell_ms": window.cell_ms, "control_ms": window.control_ms, "order": "A B B A"}
         (self.folder / "steps.json").write_text(json.dumps(steps))
 
@@ -244,7 +252,7 @@ class Measurement:
 
     def score(self) -> None:
         """Velocity MSE of a plain copy of the trained weights: fp32, eager, whatever trained them."""
-        test = load(self.spec, "test").images[:SCORED_IMAGES]
+        test = data.load(self.spec, "test").images[:SCORED_IMAGES]
         update(self.record, {"velocity_mse": velocity_mse(plain_copy(self.trainer), test)})
 
 

@@ -55,7 +55,9 @@ SPEED = {
     **_columns(str, "compile_cache flags"),
     **_columns(float, "scaling_efficiency sample_ms_per_image break_even_steps"),
     **_columns(int, "skipped_optimizer_steps"),
-    **_columns(float, "batch_ms window_s"),
+    **_columns(float, "batch_ms window_s peak_tflops"),
+    **_columns(str, "peak_source"),  # of mfu: known (data sheet) or measured (a matmul probe in the trial)
+    **_columns(float, "ray_cpu_s"),  # CPU seconds of Ray's own processes during the window
 }
 MEMORY = _columns(float, "peak_rss_mb peak_device_mb")
 QUALITY = {

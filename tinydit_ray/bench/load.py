@@ -21,6 +21,7 @@ class LoadWindow:
     seconds: float = 0.0
     own_cpu_s: float = 0.0
     foreign_cpu_s: float | None = None
+    ray_cpu_s: float = 0.0  # of that, Ray's own processes (raylet, GCS, agents, other workers)
 
     @property
     def foreign_pct(self) -> float | None:
@@ -43,10 +44,26 @@ def _own_cpu_s() -> float:
     return times.user + times.system + times.children_user + times.children_system
 
 
+def ray_cpu_s() -> float:
+    """CPU seconds so far of all processes of Ray on this machine but this one, by their command lines."""
+    ticks = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes()
+            if int(folder.name) == os.getpid() or not (b"ray::" in command or b"/ray/" in command):
+                continue
+            fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
+            ticks += int(fields[11]) + int(fields[12])  # utime, stime (man 5 proc)
+        except (OSError, IndexError, ValueError):
+            continue  # it ended meanwhile
+    return ticks / TICKS_PER_S
+
+
 @contextmanager
 def watch_load() -> Iterator[LoadWindow]:
     """Fills a LoadWindow with what the block's own process used, and what everything else did."""
     window = LoadWindow()
+    ray = ray_cpu_s()
     busy, own, start = machine_busy_s(), _own_cpu_s(), time.perf_counter()
     yield window
     window.seconds = time.perf_counter() - start
@@ -54,6 +71,7 @@ def watch_load() -> Iterator[LoadWindow]:
     after = machine_busy_s()
     if busy is not None and after is not None:
         window.foreign_cpu_s = max(0.0, after - busy - window.own_cpu_s)
+    window.ray_cpu_s = max(0.0, ray_cpu_s() - ray)
 
 
 def wait_until_quiet(limit_s: float, *, quiet_pct: float = 10.0, sample_s: float = 1.0) -> float:

@@ -22,6 +22,7 @@ from tinydit_ray.sweep.errors import BAD_CELL, INTERRUPTED, OK, UsageError
 from tinydit_ray.sweep.floor import load_floor
 from tinydit_ray.sweep.folder import SweepFolder, default_name, git_commit
 from tinydit_ray.sweep.options import SweepOptions
+from tinydit_ray.sweep.pace import MIN_WINDOW_S, Pace
 from tinydit_ray.sweep.plan import Cell, Round, estimate_s, make_cells, make_rounds, round_estimate_s
 from tinydit_ray.sweep.queue import Executor
 from tinydit_ray.sweep.results import result_rows, write_results
@@ -43,6 +44,9 @@ class Sweep:
         self.tracker: Tracker | NullTracker = NullTracker()
         self.screen: Screen | None = None
         self.memory_limit_mb = _memory_limit_mb(options)
+        self.pace = Pace(lambda item: round_estimate_s(item, options))
+        self.started_at = time.monotonic()
+        self.handed_out: dict[str, float] = {}
         self.floor, self.floor_source = load_floor(content["node_kind"])
 
     def _is_done(self, item: Round) -> bool:
@@ -54,9 +58,12 @@ class Sweep:
 
     def next(self) -> CellTask | None:
         while self.rounds:
+            window_s = self._window_s()
             item = self.rounds.popleft()
-            task = self.task_of(item)
-            reason = self._skip_reason(item)
+            task = self.task_of(item, window_s or 0.0)
+            reason = self._skip_reason(item) or (
+                "" if window_s else f"--budget {self.options.budget_s:.0f} s is used up"
+            )
             if reason:
                 status = "unsupported" if reason.startswith("unsupported") else "skipped"
                 self._keep(
@@ -64,10 +71,23 @@ class Sweep:
                 )
                 continue
             self.running[task.folder] = item
+            self.handed_out[task.folder] = time.monotonic()
             if self.screen:
                 self.screen.started(item, Path(task.folder))
             return task
         return None
+
+    def _window_s(self) -> float | None:
+        """Timed seconds of the next round, within the budget; None where the budget has no place for it."""
+        options = self.options
+        planned = options.time_s / options.rounds
+        if not options.budget_s:
+            return planned
+        left = options.budget_s - (time.monotonic() - self.started_at)
+        window = self.pace.window_s(planned, self.rounds, left)
+        if window is None and self.rounds[0].number == 1:
+            return min(planned, MIN_WINDOW_S)  # each cell gets a row of its own, late or not
+        return window
 
     def _skip_reason(self, item: Round) -> str:
         """Why a round needs no trial: its cell cannot run, or a smaller one ran out of memory."""
@@ -78,7 +98,7 @@ class Sweep:
                 return f"oom at {row['cell_name']}: this cell is not smaller (--keep-larger runs it all the same)"
         return ""
 
-    def task_of(self, item: Round) -> CellTask:
+    def task_of(self, item: Round, window_s: float) -> CellTask:
         """The next attempt at a round."""
         options, cell = self.options, item.cell
         attempt = 1 + max((row["attempt"] or 0 for row in self._attempts(item)), default=0)
@@ -86,7 +106,7 @@ class Sweep:
         return CellTask(
             identity=self._identity(item, attempt), config=cell.config.asdict(), control=cell.control.asdict(),
             data=self.content["data"]["spec"], folder=str(self.folder.round_folder(item, attempt)),
-            compile_cache=str(self.folder.compile_cache), seconds=options.time_s / options.rounds, ci=options.ci,
+            compile_cache=str(self.folder.compile_cache), seconds=window_s, ci=options.ci,
             train_steps=options.steps if first else 0, timeout_s=options.cell_timeout_s,
             memory_limit_mb=self.memory_limit_mb, wait_quiet_s=options.wait_quiet_s, concurrent=options.concurrent,
             queued_at=time.time(),
@@ -104,6 +124,8 @@ class Sweep:
 
     def done(self, task: CellTask, record: Record, files: dict[str, bytes]) -> None:
         item = self.running.pop(task.folder)
+        if record["status"] == "ok":
+            self.pace.finished(item, time.monotonic() - self.handed_out[task.folder])
         folder = Path(task.folder)
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
@@ -185,7 +207,7 @@ def _run(sweep: Sweep, console: Console, finish: Callable[[Sweep, Console], None
         folder.write_sweep(sweep.content)
         executor = make_executor(options, sweep)
         stack.callback(executor.close)
-        sweep.screen = Screen(console, sweep.rounds, lambda item: round_estimate_s(item, options))
+        sweep.screen = Screen(console, sweep.rounds, sweep.pace)
         try:
             with sweep.screen:
                 executor.run(sweep)

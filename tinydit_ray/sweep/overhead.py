@@ -76,7 +76,7 @@ def run_overhead(options: SweepOptions, console: Console, trials: int) -> int:
     content, cells, _ = prepare(options, console)
     folder = SweepFolder.open(options.out, options.name or default_name("overhead"), resume=False)
     folder.write_sweep({**content, "name": folder.path.name})
-    task = Sweep(options, folder, content, cells[:1]).task_of(Round(cells[0], 1))
+    task = Sweep(options, folder, content, cells[:1]).task_of(Round(cells[0], 1), options.time_s)
     configs = [cells[0].config]
     paths: list[Callable[[], Executor]] = [
         LocalExecutor,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,6 +17,7 @@ from rich.text import Text
 
 from tinydit_ray.record import Record
 from tinydit_ray.sweep.options import SweepOptions
+from tinydit_ray.sweep.pace import Pace
 from tinydit_ray.sweep.plan import Cell, Round
 
 VERDICT_STYLE = {"faster": "green", "slower": "red", "within noise": "dim", "too noisy": "yellow"}
@@ -37,15 +38,14 @@ class _InWork(ProgressColumn):
 class Screen:
     """Live progress of a sweep; each record is a line when it ends.
 
-    Time left is the estimates of the rounds to come, scaled by how the finished ones took.
+    Time left is the estimates of the rounds to come, scaled by how long the finished ones took.
     """
 
-    def __init__(self, console: Console, rounds: Iterable[Round], estimate: Callable[[Round], float]) -> None:
-        self.console, self.estimate = console, estimate
+    def __init__(self, console: Console, rounds: Iterable[Round], pace: Pace) -> None:
+        self.console, self.pace = console, pace
         self.waiting = list(rounds)
         self.total = len(self.waiting)
         self.working: dict[tuple[str, int], tuple[Round, Path, float]] = {}
-        self.spent_s = self.expected_s = 0.0
         self.progress = Progress(
             TextColumn("{task.completed:.0f}/{task.total:.0f} rounds"), BarColumn(), TimeElapsedColumn(),
             _TimeLeft(), _InWork(), console=console, refresh_per_second=2,
@@ -65,19 +65,15 @@ class Screen:
         self.working[item.cell.cell_id, item.number] = (item, folder, time.monotonic())
 
     def finished(self, item: Round, record: Record) -> None:
-        _, _, start = self.working.pop((item.cell.cell_id, item.number), (item, None, time.monotonic()))
+        self.working.pop((item.cell.cell_id, item.number), None)
         self.waiting = [other for other in self.waiting if other != item]
-        if record["status"] == "ok":
-            self.spent_s += time.monotonic() - start
-            self.expected_s += self.estimate(item)
         self.progress.update(self.bar, advance=1)
         self.console.print(round_line(item, record), highlight=False)
 
     def time_left_s(self) -> float:
-        pace = self.spent_s / self.expected_s if self.expected_s else 1.0
         left = 0.0
         for item in list(self.waiting):
-            expected = self.estimate(item) * pace
+            expected = self.pace.expected(item)
             work = self.working.get((item.cell.cell_id, item.number))
             left += max(0.0, expected - (time.monotonic() - work[2])) if work else expected
         return left

@@ -1,0 +1,40 @@
+"""How long the rest of a sweep takes, and how to keep it within a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from tinydit_ray.sweep.plan import Round
+
+MIN_WINDOW_S = 4.0  # of timing per round; a budget does not shrink windows below it
+
+
+class Pace:
+    """Scales the estimates of rounds to come by how long the finished ones took on this machine."""
+
+    def __init__(self, estimate: Callable[[Round], float]) -> None:
+        self._estimate = estimate
+        self.spent_s = self.expected_s = 0.0
+
+    def finished(self, item: Round, seconds: float) -> None:
+        self.spent_s += seconds
+        self.expected_s += self._estimate(item)
+
+    def expected(self, item: Round) -> float:
+        """Seconds that a round will take."""
+        scale = self.spent_s / self.expected_s if self.expected_s else 1.0
+        return self._estimate(item) * scale
+
+    def window_s(self, planned_s: float, waiting: Iterable[Round], left_s: float) -> float | None:
+        """Timed seconds of the next round, so that all of ``waiting`` (it among them) end within ``left_s``.
+
+        None where it does not fit even with the shortest window.
+        """
+        rounds = list(waiting)
+        over = sum(map(self.expected, rounds)) - left_s
+        shortest = min(MIN_WINDOW_S, planned_s)
+        if over <= 0:
+            return planned_s
+        if self.expected(rounds[0]) - (planned_s - shortest) > left_s:
+            return None
+        return max(shortest, planned_s - over / len(rounds))
