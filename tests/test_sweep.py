@@ -94,7 +94,7 @@ def test_bad_cells_are_rows_with_a_reason_and_the_exit_status_is_3(ray: bool, tm
         "cells:\n  - {}\n  - {lr: 1e30}\n  - {batch_size: 8192}\n  - {attention: sdpa-cudnn}\n  - {batch_size: 9000}\n"
     )
     options = ["--grid", "bad.yaml", "--data", "shapes", "--time", "0.6", "--steps", "12", "--rounds", "1"]
-    options += ["--memory-limit", "1.6", "--name", "bad", *([] if ray else ["--no-ray"])]
+    options += ["--memory-limit", "1.2", "--name", "bad", *([] if ray else ["--no-ray"])]
     done = sweep("speed_grid.py", *options, cwd=tmp_path)
     assert done.returncode == 3, done.stdout + done.stderr
     rows = {

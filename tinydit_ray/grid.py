@@ -8,7 +8,7 @@ import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -90,7 +90,7 @@ class _GridLoader(yaml.SafeLoader):
     """YAML 1.2's idea of plain words: ``off``, ``no`` and ``on`` are words, ``1e-4`` is a number; a key given
     twice is an error."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+    yaml_implicit_resolvers = {  # noqa: RUF012
         first: [(tag, pattern) for tag, pattern in rules if not tag.endswith((":bool", ":float", ":int", ":timestamp"))]
         for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }

@@ -52,11 +52,11 @@ def cell_process(*, log: Path, memory_limit_mb: float, timeout_s: float) -> Iter
     Past ``timeout_s`` the stacks of all threads are written to the log and the process ends at once;
     the watchdog is a thread in C, so that not even a call that holds the GIL can outlast it.
     """
-    if memory_limit_mb:
-        limit_memory(memory_limit_mb)
     with open(log, "ab", buffering=0) as file, _output_to(file.fileno()):
         if timeout_s > 0:
             faulthandler.dump_traceback_later(timeout_s, exit=True, file=file.fileno())
+        if memory_limit_mb:
+            limit_memory(memory_limit_mb)
         try:
             yield
         finally:

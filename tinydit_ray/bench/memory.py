@@ -36,16 +36,23 @@ def available_mb() -> float | None:
 
 
 def limit_memory(limit_mb: float) -> None:
-    """Make allocations beyond ``limit_mb`` fail in this process instead of waking the kernel's OOM killer.
+    """Make allocations fail once this process has taken ``limit_mb`` more than it has now, instead of waking
+    the kernel's OOM killer.
 
     RLIMIT_DATA counts private writable memory (man 2 setrlimit). RLIMIT_AS would count address space,
-    of which CUDA builds reserve far more than they use.
+    of which CUDA builds reserve far more than they use. What is there already (thread stacks, the arenas
+    of Ray's core worker) is reserved rather than used, and does not count.
     """
     import resource
 
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    wanted = int(limit_mb * MB)
+    wanted = int(limit_mb * MB) + _private_bytes()
     resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard < 0 else min(wanted, hard), hard))
+
+
+def _private_bytes() -> int:
+    match = re.search(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(match[1]) * 1024 if match else 0
 
 
 OOM_SIGNS = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad alloc", "not enough memory")

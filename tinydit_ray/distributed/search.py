@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import time
+from pathlib import Path
 from typing import Any
 
 from ray import tune
@@ -81,16 +83,31 @@ class RecordCallback(Callback):
         self._lost(trial, "the trial ended without a record")
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        error = trial.get_error() if hasattr(trial, "get_error") else None
-        lines = str(error or "").strip().splitlines() or [f"the trial's process ended ({trial.status})"]
-        self._lost(trial, lines[-1] if "Error" in lines[-1] else lines[0])
+        text = _error_text(trial)
+        self._lost(trial, _reason(text) or f"the trial's process ended ({trial.status})", text)
 
-    def _lost(self, trial: Trial, detail: str) -> None:
+    def _lost(self, trial: Trial, detail: str, text: str = "") -> None:
         if trial.trial_id not in self.searcher.tasks:
             return
-        from pathlib import Path
-
         task, start = self.searcher.tasks.pop(trial.trial_id)
         found = read_record(task, Path(task.folder))  # written before whatever ended the trial
         record = found or lost_record(task, None, time.monotonic() - start, detail)
-        self.searcher.queue.done(task, record, {})
+        self.searcher.queue.done(task, record, {"error.txt": text.encode()} if text else {})
+
+
+def _error_text(trial: Trial) -> str:
+    """What Tune wrote about the trial's end."""
+    try:
+        return Path(trial.error_file).read_text() if trial.error_file else ""
+    except OSError:
+        return ""
+
+
+def _reason(text: str) -> str:
+    """The line of a traceback that says what happened."""
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    named = [line for line in lines if re.match(r"(ray\.)?[\w.]*(Error|Exception|Exit)\b", line)]
+    if any("ActorDiedError" in line or "died unexpectedly" in line for line in lines):
+        cause = next((line for line in lines if "exit" in line.lower() and ":" in line), "")
+        return f"the trial's process died. {cause}".strip()
+    return (named or lines or [""])[-1]
