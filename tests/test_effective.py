@@ -238,32 +238,56 @@ def test_a_recompile_raises_and_known_shapes_do_not():
         assert double(torch.ones(3)).tolist() == [2, 2, 2]
         with pytest.raises(RuntimeError, match="recompil"):
             double(torch.ones(4))
+    before = compile_counts()
     assert double(torch.ones(4)).tolist() == [2, 2, 2, 2]
+    after = compile_counts()
+    assert (after.recompiles, after.graphs) == (before.recompiles + 1, before.graphs + 1)
+
+
+def test_a_graph_break_is_counted():
+    def broken(x: Tensor) -> Tensor:
+        y = 2 * x
+        torch._dynamo.graph_break()
+        return y + 1
+
+    before = compile_counts()
+    torch.compile(broken, backend="eager")(torch.ones(2))
+    after = compile_counts()
+    assert (after.graphs, after.graph_breaks) == (before.graphs + 2, before.graph_breaks + 1)
 
 
 @pytest.mark.slow
 def test_a_compiled_cell_shows_its_graph_and_refuses_another_shape_in_the_window():
-    cell = cell_of(compile="default", attention="sdpa")
-    trainer = trainer_of(cell)
+    cell = cell_of(compile="default")
+    trainer, reference = trainer_of(cell), trainer_of(cell_of())
+    start = {name: tensor.clone() for name, tensor in reference.model.state_dict().items()}
     before = compile_counts()
     for _ in range(2):
         trainer.train_step(batch())
     counts = compile_counts()
     assert counts.graphs == before.graphs + 1
     assert counts.graph_breaks == before.graph_breaks
-    assert counts.recompiles == before.recompiles
     assert counts.cache in ("cold", "warm", "mixed")
     with no_recompiles():
         facts = facts_of(cell, trainer)
         with pytest.raises(RuntimeError, match="recompil"):
             trainer.train_step(batch(5))
+        trainer.restart(start)
+        found = compare(trainer, reference, batch(), "fp32")
     assert mismatches(cell, facts, THREADS) == []
+    assert found.ok, found
     assert compile_counts() == counts
-    reference = trainer_of(reference_of(cell))
-    trainer.restart({name: tensor.clone() for name, tensor in reference.model.state_dict().items()})
-    assert compare(trainer, reference, batch(), "fp32").ok
-    trainer.train_step(batch(5))
-    assert compile_counts().recompiles == counts.recompiles + 1
+
+
+@pytest.mark.slow
+def test_compiled_math_attention_runs_as_such_or_is_said_to_be_unsupported():
+    """Inductor takes the math form apart and may fuse it into another kernel."""
+    cell = cell_of(compile="default", attention="sdpa-math")
+    try:
+        check_capability(cell)
+    except Unsupported:
+        return
+    assert wrong(cell) == []
 
 
 # --- what cannot run here ---------------------------------------------------------------------------------
@@ -472,7 +496,12 @@ def test_what_is_not_finite_never_agrees(bad: float):
     assert "gradient of b" in found.problem
     both = compare(Fixed(1.0, a=[1.0], b=[bad]), Fixed(1.0, a=[1.0], b=[bad]), None, "bf16")
     assert not both.ok
-    assert not compare(Fixed(1.0, a=[1.0], b=[1.0]), Fixed(bad, a=[1.0], b=[1.0]), None, "bf16").ok
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_reference_that_is_not_finite_never_agrees(bad: float):
+    assert not compare(Fixed(1.0, a=[1.0]), Fixed(bad, a=[1.0]), None, "bf16").ok
+    assert not compare(Fixed(1.0, a=[1.0]), Fixed(1.0, a=[bad]), None, "bf16").ok
 
 
 def test_a_parameter_without_a_gradient_is_named():

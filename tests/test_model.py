@@ -106,7 +106,10 @@ def test_the_seed_decides_the_weights_and_nothing_global_moves():
 def test_shapes(patches: str):
     x, t = inputs(3)
     assert small(patches=patches)(x, t).shape == (3, 3, 32, 32)
-    grey = TinyDiT(TinyDiTConfig(dim=16, depth=1, num_heads=2, image_size=12, patch_size=2, channels=1, patches=patches))
+    other = TinyDiTConfig(
+        dim=16, depth=1, num_heads=2, image_size=12, patch_size=2, channels=1, patches=patches
+    )
+    grey = TinyDiT(other)
     assert grey(torch.randn(2, 1, 12, 12), torch.rand(2)).shape == (2, 1, 12, 12)
 
 
@@ -384,6 +387,5 @@ def test_the_whole_model_is_one_graph(switches: dict[str, str]):
 
 @pytest.mark.slow
 def test_the_compiled_model_is_the_eager_one():
-    model, (x, t) = build_model(TinyDiTConfig(dim=32, depth=1), seed=0), inputs()
-    with torch.no_grad():
-        assert (torch.compile(model)(x, t) - model(x, t)).abs().max() < 1e-4
+    model, (x, t) = build_model(TinyDiTConfig(dim=32, depth=1), seed=0), inputs(8)
+    assert (torch.compile(model)(x, t) - model(x, t)).abs().max() < 1e-4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -63,9 +64,15 @@ class FakeTime:
         return time_pairs(a, b, batches, stopwatch=self.watch, clock=self, **how)
 
 
-def noisy(mean: float) -> Callable[[], float]:
-    """Step lengths that jump between half and twice the mean, without any end."""
-    lengths = itertools.cycle([mean / 2, mean, mean * 2, mean, mean * 2, mean / 2, mean])
+def noisy(median: float) -> Callable[[], float]:
+    """Step lengths between half and twice the median, without any end."""
+    lengths = random.Random(median)
+    return lambda: median * 2 ** lengths.uniform(-1, 1)
+
+
+def jumping(median: float) -> Callable[[], float]:
+    """Step lengths that jump between half and twice the median, in turn."""
+    lengths = itertools.cycle([median / 2, median, median * 2, median])
     return lambda: next(lengths)
 
 
@@ -200,7 +207,8 @@ def test_twenty_and_sixty_timed_steps_agree():
     medians = []
     for steps in (20, 60):
         clock = FakeTime()
-        _, steady = time_steps(clock.step("s", noisy(0.25)), BATCHES, steps=steps + WARMUP_STEPS, stopwatch=clock.watch)
+        step = clock.step("s", jumping(0.25))
+        _, steady = time_steps(step, BATCHES, steps=steps + WARMUP_STEPS, stopwatch=clock.watch)
         assert len(steady) == steps
         medians.append(statistics.median(steady))
     assert medians[0] == medians[1] == 250.0
