@@ -94,7 +94,7 @@ class Trainer:
             before = self.steps
             losses.append(self.train_step(next(batches)))
             if self.steps == before:
-                self._check_progress(refused)
+                self.check_progress(refused)
                 continue
             refused = self.skipped_steps
             if self.steps % log_every == 0 or self.steps == max_steps:
@@ -106,7 +106,8 @@ class Trainer:
                     on_log(*history[-1])
         return history
 
-    def _check_progress(self, refused: int) -> None:
+    def check_progress(self, refused: int) -> None:
+        """Raises Diverged after too many skipped steps in a row; ``refused`` is their count at the last step taken."""
         if self.skipped_steps - refused >= MAX_SKIPPED_IN_A_ROW:
             raise Diverged(f"the loss scaler refused {MAX_SKIPPED_IN_A_ROW} steps in a row: gradients are never finite")
 
