@@ -51,6 +51,7 @@ def test_two_cells_through_ray_and_mlflow(tmp_path: Path) -> None:
     check_two_good_cells(tmp_path / "runs" / "two")
     assert "sweep folder:" in done.stdout
     assert "speed-up" in done.stdout
+    assert "Trial " not in done.stdout
     assert done.stderr == ""  # Ray's and MLflow's chatter is in the log
     from mlflow import MlflowClient
 

@@ -49,6 +49,7 @@ class Screen:
         self.progress = Progress(
             TextColumn("{task.completed:.0f}/{task.total:.0f} rounds"), BarColumn(), TimeElapsedColumn(),
             _TimeLeft(), _InWork(), console=console, refresh_per_second=2,
+            redirect_stdout=False, redirect_stderr=False,  # what Ray prints belongs in the log
         )  # fmt: skip
 
     def __enter__(self) -> Screen:
