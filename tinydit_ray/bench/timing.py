@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import cycle
+from itertools import cycle, islice
 from typing import Any, Protocol
 
 Step = Callable[[Any], Any]
@@ -94,7 +94,8 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 def warm_up(step: Step, batches: Sequence[Any], steps: int = WARMUP_STEPS) -> None:
-    for batch in batches[:steps] if len(batches) >= steps else list(batches) * steps:
+    """Run ``steps`` steps, going round the batches."""
+    for batch in islice(cycle(batches), steps):
         step(batch)
 
 
@@ -139,33 +140,39 @@ def time_pairs(
     until it says yes (asked every ``check_every`` quads, between steps) or ``limit_s`` have passed.
     """  # fmt: skip
     watch = stopwatch or HostStopwatch()
-    window = Window()
+    window, waiting = Window(), list[Any]()
     supply = cycle(batches)
     start = clock()
 
     def goes_on() -> bool:
         elapsed = clock() - start
-        if window.quads < MIN_QUADS or elapsed < seconds:
+        if window.quads + len(waiting) // 4 < MIN_QUADS or elapsed < seconds:
             return True
         if precise is None:
             return False
+        _settle(watch, waiting, window)
         window.reached = precise(window)
         return not window.reached and elapsed < limit_s
 
     with no_garbage_collection():
         while goes_on():
-            _time_quads(watch, cell, control, supply, window, count=1 if precise is None else check_every)
+            for _ in range(check_every if precise else 1):
+                waiting += _run_quad(watch, cell, control, next(supply), next(supply))
+        if waiting:
+            _settle(watch, waiting, window)
     window.seconds = clock() - start
     return window
 
 
-def _time_quads(watch: Stopwatch, cell: Step, control: Step, supply: Iterator[Any], window: Window, count: int) -> None:
-    tokens = []
-    for _ in range(count):
-        first, second = next(supply), next(supply)
-        order = ((cell, first), (control, first), (control, second), (cell, second))
-        tokens += [watch.time(step, batch) for step, batch in order]
-    times = watch.read(tokens)
+def _run_quad(watch: Stopwatch, cell: Step, control: Step, first: Any, second: Any) -> list[Any]:
+    order = ((cell, first), (control, first), (control, second), (cell, second))
+    return [watch.time(step, batch) for step, batch in order]
+
+
+def _settle(watch: Stopwatch, waiting: list[Any], window: Window) -> None:
+    """Read the steps that ran since the last time into the window; here, and only here, a device is waited for."""
+    times = watch.read(waiting)
+    waiting.clear()
     for a1, b1, b2, a2 in zip(*[iter(times)] * 4, strict=True):
         window.cell_ms += [a1, a2]
         window.control_ms += [b1, b2]
