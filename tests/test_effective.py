@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ from tinydit_ray.flow import flow_matching_loss
 from tinydit_ray.model.attention import attention, kernel_of
 from tinydit_ray.train import FastTrainer, trainer_of
 
-SIZE = {"dim": 32, "depth": 1, "batch_size": 8}
+SIZE = {"dim": 32, "depth": 1, "batch_size": 4}
 THREADS = torch.get_num_threads()
 
 
@@ -48,7 +49,7 @@ def cell_of(**axes: Any) -> CellConfig:
     return from_mapping({**SIZE, **axes})
 
 
-def batch(size: int = 8) -> tuple[Tensor, Tensor, Tensor]:
+def batch(size: int = 4) -> tuple[Tensor, Tensor, Tensor]:
     g = torch.Generator().manual_seed(0)
     shape = (size, 3, 32, 32)
     return torch.rand(shape, generator=g) * 2 - 1, torch.randn(shape, generator=g), torch.rand(size, generator=g)
@@ -56,8 +57,16 @@ def batch(size: int = 8) -> tuple[Tensor, Tensor, Tensor]:
 
 def facts_of(cell: CellConfig, trainer: FastTrainer | None = None) -> dict[str, Any]:
     """The ``effective.*`` facts of one traced step, as a measurement gathers them."""
-    trainer = trainer or trainer_of(cell)
-    trace = trace_step(trainer, batch())
+    return _facts(cell, trainer) if trainer else dict(_plain_facts(cell))
+
+
+@lru_cache
+def _plain_facts(cell: CellConfig) -> dict[str, Any]:
+    return _facts(cell, trainer_of(cell))
+
+
+def _facts(cell: CellConfig, trainer: FastTrainer) -> dict[str, Any]:
+    trace = trace_step(trainer, batch(cell.batch_size))
     dtype = next(trainer.model.parameters()).dtype
     facts = process_facts(cell) | trace_facts(trace, CompileCounts(0, 0, 0, "off"), dtype)
     return facts | {"effective.compiled_in_window": "yes" if trace.compiled_regions else "no"}
@@ -69,8 +78,8 @@ def use_kernel(trainer: FastTrainer, kernel: Callable[..., Tensor]) -> FastTrain
     return trainer
 
 
-def wrong(cell: CellConfig, trainer: FastTrainer | None = None, **facts: Any) -> list[str]:
-    return mismatches(cell, facts_of(cell, trainer) | facts, THREADS)
+def wrong(cell: CellConfig, trainer: FastTrainer | None = None) -> list[str]:
+    return mismatches(cell, facts_of(cell, trainer), THREADS)
 
 
 # --- what ran ---------------------------------------------------------------------------------------------
@@ -205,15 +214,15 @@ def test_other_threads_are_named():
 
 @pytest.mark.parametrize(("asked", "ran"), [("default", "no"), ("off", "yes"), ("default", "recompiled")])
 def test_compilation_that_did_not_hold_is_named(asked: str, ran: str):
-    found = wrong(cell_of(compile=asked), trainer_of(cell_of()), **{"effective.compiled_in_window": ran})
+    found = mismatches(cell_of(compile=asked), facts_of(cell_of()) | {"effective.compiled_in_window": ran}, THREADS)
     assert found == [f"compile: asked {asked}, ran {ran}"]
 
 
 def test_graph_breaks_are_named_where_a_full_graph_was_asked():
     facts = {"effective.graph_breaks": 2, "effective.compiled_in_window": "yes"}
-    found = wrong(cell_of(compile="default", fullgraph="on"), trainer_of(cell_of()), **facts)
+    found = mismatches(cell_of(compile="default", fullgraph="on"), facts_of(cell_of()) | facts, THREADS)
     assert found == ["fullgraph: asked on, ran 2 graph breaks"]
-    assert wrong(cell_of(compile="default"), trainer_of(cell_of()), **facts) == []
+    assert mismatches(cell_of(compile="default"), facts_of(cell_of()) | facts, THREADS) == []
 
 
 def test_everything_that_is_wrong_is_named():
@@ -258,12 +267,12 @@ def test_a_graph_break_is_counted():
 
 @pytest.mark.slow
 def test_a_compiled_cell_shows_its_graph_and_refuses_another_shape_in_the_window():
-    cell = cell_of(compile="default")
+    cell = cell_of(compile="default", batch_size=8)
     trainer, reference = trainer_of(cell), trainer_of(cell_of())
     start = {name: tensor.clone() for name, tensor in reference.model.state_dict().items()}
     before = compile_counts()
     for _ in range(2):
-        trainer.train_step(batch())
+        trainer.train_step(batch(8))
     counts = compile_counts()
     assert counts.graphs == before.graphs + 1
     assert counts.graph_breaks == before.graph_breaks
@@ -273,7 +282,7 @@ def test_a_compiled_cell_shows_its_graph_and_refuses_another_shape_in_the_window
         with pytest.raises(RuntimeError, match="recompil"):
             trainer.train_step(batch(5))
         trainer.restart(start)
-        found = compare(trainer, reference, batch(), "fp32")
+        found = compare(trainer, reference, batch(8), "fp32")
     assert mismatches(cell, facts, THREADS) == []
     assert found.ok, found
     assert compile_counts() == counts

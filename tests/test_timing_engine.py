@@ -216,11 +216,11 @@ def test_twenty_and_sixty_timed_steps_agree():
 
 def test_twenty_and_sixty_steps_of_a_real_clock_agree():
     def step(_batch: Any) -> None:
-        time.sleep(0.004)
+        time.sleep(0.003)
 
     medians = [statistics.median(time_steps(step, BATCHES, steps=n + WARMUP_STEPS)[1]) for n in (20, 60)]
     assert medians[0] == pytest.approx(medians[1], rel=0.25)
-    assert all(4.0 <= median < 8.0 for median in medians)
+    assert all(3.0 <= median < 6.0 for median in medians)
 
 
 def test_steps_are_given_the_batches_in_turn():
@@ -300,7 +300,7 @@ def test_times_are_read_only_between_groups_of_quads():
 
     time_pairs(clock.step("a", 0.25), clock.step("b", 0.5), BATCHES, seconds=3.0, stopwatch=Watch(clock), clock=clock,
                precise=lambda w: w.quads >= 9, limit_s=600, check_every=3)  # fmt: skip
-    assert reads == [12, 12, 12]
+    assert reads == [24, 12]  # two groups until there are quads enough to ask, then one more
 
 
 # --- the garbage collector --------------------------------------------------------------------------------
