@@ -455,7 +455,7 @@ def test_a_scale_that_is_a_little_wrong_is_caught(precision: str):
     cell = cell_of(dim=64, depth=2, precision=precision)
     found = agreement(cell, use_kernel(trainer_of(cell), lambda q, k, v: attention(q * 1.1, k, v)[0]))
     assert not found.ok
-    assert "attn.qkv" in found.worst_tensor
+    assert found.worst_error > TOLERANCES[precision][1]
 
 
 def test_other_weights_are_caught():

@@ -289,8 +289,8 @@ def test_a_limit_below_the_seconds_asks_once():
     assert (window.reached, window.seconds) == (False, 12.0)
 
 
-def test_times_are_read_only_between_groups_of_quads():
-    """Reading waits for a device, so it happens once per group."""
+def test_times_are_read_at_the_end_alone_or_once_per_question():
+    """Reading waits for a device, so it never happens between two steps without need."""
     clock, reads = FakeTime(), []
 
     class Watch(HostStopwatch):
