@@ -12,7 +12,8 @@ from typing import Any
 import pandas as pd
 
 ROOT = Path(__file__).resolve().parents[1]
-TINY = ["--set", "model=32/1/2", "--set", "batch_size=16", "--data", "shapes", "--time", "0.6", "--steps", "4"]
+SMALL = ["--set", "model=32/1/2", "--set", "batch_size=16"]
+TINY = [*SMALL, "--data", "shapes", "--time", "0.6", "--steps", "4", "--fd-n", "130"]
 ONE_CPU = ["--cpus-per-worker", "1"]
 
 

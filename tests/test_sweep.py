@@ -28,6 +28,7 @@ def check_two_good_cells(folder: Path) -> None:
         assert row["speedup_vs_control"] > 0
         assert row["velocity_mse"] > 0
         assert row["steps_trained"] == 4
+        assert (row["probe_fd_n"], row["probe_fd"] > 0, row["probe_id"].startswith("shapes-")) == (130, True, True)
         assert row["peak_rss_mb"] > 100
     assert rows[0]["effective.pid"] != rows[1]["effective.pid"]
     table = results(folder)
@@ -37,6 +38,7 @@ def check_two_good_cells(folder: Path) -> None:
         steps = json.loads((cell / "r1-a1" / "steps.json").read_text())
         assert len(steps["cell_ms"]) == len(steps["control_ms"]) >= 8
         assert (cell / "r1-a1" / "log.txt").exists()
+        assert (cell / "r1-a1" / "samples.png").stat().st_size > 0
         assert (cell / "r1-a1" / "loss.csv").read_text().startswith("step,loss,seconds")
     assert {"machine", "versions", "grid", "data", "command", "git_commit"} <= json.loads(
         (folder / "sweep.json").read_text()

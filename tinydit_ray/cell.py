@@ -35,8 +35,8 @@ RECORD_FILE = "record.json"
 class CellTask:
     """All that a trial needs to know, in plain types: it travels to other nodes as JSON.
 
-    ``seconds`` is this round's timed window; ``train_steps`` 0 leaves training and scores out;
-    ``folder`` is where files of this round go, ``compile_cache`` the sweep's own Inductor cache.
+    ``seconds`` is this round's timed window; ``train_steps`` 0 leaves training and scores out, ``fd_images`` 0
+    probe-FD; ``folder`` is where files of this round go, ``compile_cache`` the sweep's own Inductor cache.
     """
 
     identity: dict[str, Any]  # sweep_id, cell_id, cell_name, repeat, round, attempt, versions …
@@ -48,6 +48,7 @@ class CellTask:
     seconds: float
     ci: float = 0.0
     train_steps: int = 0
+    fd_images: int = 0
     timeout_s: float = 0.0
     memory_limit_mb: float = 0.0
     wait_quiet_s: float = 0.0

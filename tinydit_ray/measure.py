@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,9 +42,10 @@ from tinydit_ray.bench.timing import (
 )
 from tinydit_ray.data import BatchStream, DataSpec, FlowBatch
 from tinydit_ray.model import TinyDiT, TinyDiTConfig
-from tinydit_ray.quality import velocity_mse
+from tinydit_ray.quality import probe_for, reference_for, save_grid, score_model, velocity_mse
 from tinydit_ray.record import Record, update
 from tinydit_ray.train import FastTrainer, trainer_of
+from tinydit_ray.train.trainer import Diverged
 
 if TYPE_CHECKING:
     from tinydit_ray.cell import CellTask, Phases
@@ -251,9 +253,24 @@ class Measurement:
             csv.writer(file).writerows([("step", "loss", "seconds"), *rows])
 
     def score(self) -> None:
-        """Velocity MSE of a plain copy of the trained weights: fp32, eager, whatever trained them."""
-        test = data.load(self.spec, "test").images[:SCORED_IMAGES]
-        update(self.record, {"velocity_mse": velocity_mse(plain_copy(self.trainer), test)})
+        """Scores of a plain copy of the trained weights: fp32, eager, whatever trained them."""
+        plain = plain_copy(self.trainer)
+        test = data.load(self.spec, "test")
+        mse = velocity_mse(plain, test.images[:SCORED_IMAGES])
+        if not math.isfinite(mse):
+            raise Diverged(f"velocity MSE is {mse} after {self.trainer.steps} steps")
+        update(self.record, {"velocity_mse": mse})
+        if self.task.fd_images:
+            self._score_samples(plain, test)
+
+    def _score_samples(self, plain: TinyDiT, test: data.ImageSet) -> None:
+        probe = probe_for(test.source)
+        reference = reference_for(probe, test, data.cache_folder() / "statistics")
+        found = score_model(plain, probe, reference, n=self.task.fd_images)
+        save_grid(found["images"], self.folder / "samples.png")
+        self.flags += [flag for flag in found["flags"].split(",") if flag]
+        scores = {name: found[name] for name in ("probe_fd", "probe_fd_n", "probe_id")}
+        update(self.record, {**scores, "flags": ",".join(self.flags)})
 
 
 class _TimedStream:

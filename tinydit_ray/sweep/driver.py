@@ -107,7 +107,7 @@ class Sweep:
             identity=self._identity(item, attempt), config=cell.config.asdict(), control=cell.control.asdict(),
             data=self.content["data"]["spec"], folder=str(self.folder.round_folder(item, attempt)),
             compile_cache=str(self.folder.compile_cache), seconds=window_s, ci=options.ci,
-            train_steps=options.steps if first else 0, timeout_s=options.cell_timeout_s,
+            train_steps=options.steps if first else 0, fd_images=options.fd_images, timeout_s=options.cell_timeout_s,
             memory_limit_mb=self.memory_limit_mb, wait_quiet_s=options.wait_quiet_s, concurrent=options.concurrent,
             queued_at=time.time(),
         )  # fmt: skip

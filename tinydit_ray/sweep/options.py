@@ -31,6 +31,7 @@ class SweepOptions:
     ci: float = 0.0
     budget_s: float = 0.0
     steps: int = 100
+    fd_images: int = 250
     data: str = "auto"
     classes: tuple[int, ...] = ()
     device: str = "cpu"
@@ -114,6 +115,14 @@ def parser(prog: str, description: str) -> argparse.ArgumentParser:
     how.add_argument(
         "--keep-larger", action="store_true", help="run larger cells also after a smaller one ran out of memory"
     )
+    how.add_argument(
+        "--fd-n",
+        dest="fd_images",
+        type=count(0),
+        default=250,
+        metavar="N",
+        help="images sampled for probe-FD after training (default: 250; 0: none)",
+    )
     where = p.add_argument_group("where to run")
     where.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     where.add_argument("--cpus-per-worker", type=count(1), help="CPUs and threads of a trial (default: all of a node)")
@@ -150,7 +159,8 @@ def options_from(args: argparse.Namespace, *, default_grid: str, command: list[s
         rounds=args.rounds or (1 if quick else grid.rounds or DEFAULT_ROUNDS),
         time_s=args.time_s or (8.0 if quick else 24.0), ci=args.ci, budget_s=_budget(args, name),
         steps=args.steps if args.steps is not None else grid.steps if grid.steps is not None else 100,
-        data=args.data, classes=classes, device=args.device, cpus_per_worker=args.cpus_per_worker,
+        fd_images=args.fd_images, data=args.data, classes=classes, device=args.device,
+        cpus_per_worker=args.cpus_per_worker,
         cell_timeout_s=args.cell_timeout_s, memory_limit_gb=args.memory_limit_gb, wait_quiet_s=args.wait_quiet_s,
         keep_larger=args.keep_larger, address=args.address, tracking_uri=args.tracking_uri,
         experiment=args.experiment, out=args.out, name=args.resume or args.name, resume=bool(args.resume),

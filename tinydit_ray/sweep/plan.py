@@ -96,5 +96,6 @@ def round_estimate_s(item: Round, options: SweepOptions) -> float:
     step_s = STEP_S * max(scale, 0.1) * (0.01 if config.device == "cuda" else 1.0)
     compiles = config.compile != "off"
     compile_s = COMPILE_S * (1.0 if first else 0.25) if compiles else 0.0
-    training = options.steps * step_s + 16 * step_s / 3 if first else 0.0
+    sampling_s = 20 * options.fd_images / config.batch_size * step_s / 3
+    training = options.steps * step_s + 16 * step_s / 3 + sampling_s if first else 0.0
     return START_S + compile_s + CHECK_STEPS * step_s + options.time_s / options.rounds + training

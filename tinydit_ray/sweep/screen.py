@@ -151,6 +151,7 @@ def _cell_summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
         "first_step_s": cold[0] if cold else None,
         "train_loss_last": scored["train_loss_last"],
         "velocity_mse": scored["velocity_mse"],
+        "probe_fd": scored["probe_fd"],
         "flags": ",".join(sorted({flag for row in rounds for flag in (row["flags"] or "").split(",") if flag})),
     }
 
@@ -163,7 +164,7 @@ def print_table(console: Console, rows: Sequence[dict[str, Any]]) -> None:
     for name in ("ms/step", "± iqr/2", "speed-up", "95 % interval"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
-    for name in ("first step s", "loss", "velocity MSE"):
+    for name in ("first step s", "loss", "velocity MSE", "probe-FD"):
         table.add_column(name, justify="right")
     table.add_column("status")
     for row in summary_rows(rows):
@@ -191,6 +192,7 @@ def _cells_of(row: dict[str, Any]) -> list[Text]:
         _number(row["first_step_s"], "6.2f"),
         _number(row["train_loss_last"], "6.4f"),
         _number(row["velocity_mse"], "6.4f"),
+        _number(row["probe_fd"], "6.1f"),
         status,
     ]
 
