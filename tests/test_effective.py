@@ -270,6 +270,7 @@ def test_a_compiled_cell_shows_its_graph_and_refuses_another_shape_in_the_window
     cell = cell_of(compile="default", batch_size=8)
     trainer, reference = trainer_of(cell), trainer_of(cell_of())
     start = {name: tensor.clone() for name, tensor in reference.model.state_dict().items()}
+    torch._dynamo.reset()  # another test may have compiled this very model
     before = compile_counts()
     for _ in range(2):
         trainer.train_step(batch(8))

@@ -387,5 +387,6 @@ def test_the_whole_model_is_one_graph(switches: dict[str, str]):
 
 @pytest.mark.slow
 def test_the_compiled_model_is_the_eager_one():
+    torch._dynamo.reset()
     model, (x, t) = build_model(TinyDiTConfig(dim=32, depth=1), seed=0), inputs(8)
     assert (torch.compile(model)(x, t) - model(x, t)).abs().max() < 1e-4

@@ -219,8 +219,8 @@ def test_twenty_and_sixty_steps_of_a_real_clock_agree():
         time.sleep(0.003)
 
     medians = [statistics.median(time_steps(step, BATCHES, steps=n + WARMUP_STEPS)[1]) for n in (20, 60)]
-    assert medians[0] == pytest.approx(medians[1], rel=0.25)
-    assert all(3.0 <= median < 6.0 for median in medians)
+    assert medians[0] == pytest.approx(medians[1], rel=0.3)
+    assert all(3.0 <= median < 12.0 for median in medians)
 
 
 def test_steps_are_given_the_batches_in_turn():

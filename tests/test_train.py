@@ -505,6 +505,7 @@ def test_a_kill_while_saving_leaves_the_old_checkpoint(tmp_path: Path, monkeypat
 @pytest.mark.slow
 def test_a_compiled_training_and_a_plain_one_exchange_checkpoints(tmp_path: Path):
     small = TinyDiTConfig(dim=32, depth=1)
+    torch._dynamo.reset()
     data = batches(4, size=8)
     plain, compiled = (FastTrainer(build_model(small, 0), compile=how) for how in (False, True))
     losses = run(plain, data)
