@@ -31,10 +31,15 @@ BRIEF = ["--fd-n", "0", "--steps", "16", "--eval-every", "16"]
 LONG = ["--fd-n", "0", "--steps", "400", "--save-every", "20", "--eval-every", "400"]
 
 
-@pytest.fixture(autouse=True)
-def same_threads():
+SCORED = 200  # test images behind the velocity MSE in this process; the command itself takes 2,000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_and_tidy():
     before = torch.get_num_threads()
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tinydit_ray.train.run.SCORED_IMAGES", SCORED)
+        yield
     torch.set_num_threads(before)
 
 
@@ -99,7 +104,7 @@ def test_the_reported_score_is_the_checkpoints(few: Path):
     state = load_checkpoint(few / "checkpoint.pt")
     model = TinyDiT(TinyDiTConfig(**state["config"]))
     model.load_state_dict(state["model"])
-    test = load(resolve("shapes")[0], "test").images[:2000]
+    test = load(resolve("shapes")[0], "test").images[:SCORED]
     assert metrics(few)["velocity_mse"] == pytest.approx(velocity_mse(model, test), rel=1e-6)
 
 
@@ -149,7 +154,7 @@ def test_ctrl_c_keeps_a_checkpoint_and_the_same_command_ends_in_the_same_weights
     process.send_signal(signal.SIGINT)
     printed, errors = process.communicate(timeout=60)
     assert process.returncode == 130, printed + errors
-    assert "finishing this step" in printed
+    assert "finishing this step" in errors
     assert "go on with the same command: python -m tinydit_ray.train" in errors
     assert "Traceback" not in errors
     stopped = load_checkpoint(out / "checkpoint.pt")["steps"]
@@ -175,6 +180,38 @@ def test_a_kill_loses_at_most_the_steps_since_the_last_checkpoint(long: Path, tm
     assert train(out, *LONG) == 0
     assert equal(weights(out), weights(long))
     assert not list(out.glob("*.tmp"))
+
+
+def test_ctrl_c_during_an_evaluation_leaves_at_once_and_makes_it_up_later(
+    few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def interrupted(*_: Any) -> float:
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("went on after the signal")
+
+    assert train(tmp_path, *FEW, "--steps", "8", "--eval-every", "24") == 0
+    with monkeypatch.context() as patch:
+        patch.setattr("tinydit_ray.train.run.velocity_mse", interrupted)
+        assert train(tmp_path, *FEW) == 130
+    assert load_checkpoint(tmp_path / "checkpoint.pt")["steps"] == 12
+    assert train(tmp_path, *FEW) == 0
+    assert equal(weights(tmp_path), weights(few))
+    assert metrics(tmp_path)["velocity_mse_curve"][-2:] == metrics(few)["velocity_mse_curve"][-2:]
+
+
+def test_a_full_disk_keeps_the_checkpoint_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def full(state: Any, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    assert train(tmp_path, *BRIEF, "--steps", "4") == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", full)
+        assert_refused(train(tmp_path, *BRIEF), capsys, "checkpoint.pt: not written (No space left on device)")
+    assert load_checkpoint(tmp_path / "checkpoint.pt")["steps"] == 4
+    assert not list(tmp_path.glob("*.tmp"))
 
 
 @pytest.mark.parametrize("damage", ["cut", "one byte", "missing", "empty"])
@@ -360,3 +397,4 @@ def test_it_runs_as_a_command_and_prints_plain_lines_without_a_terminal(tmp_path
     for part in ("device: cpu, as asked", "data: shapes", "parameters", "step 24/24  loss", "ms/step", "complete:"):
         assert part in done.stdout, part
     assert "\x1b" not in done.stdout
+    assert metrics(tmp_path / "run")["velocity_mse_n"] == 2000

@@ -35,8 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run(options)
     except (TrainError, DataError) as error:
         return _refuse(error)
-    except (RuntimeError, MemoryError) as error:
+    except (RuntimeError, MemoryError, OSError) as error:
         if not is_oom(error):
+            if isinstance(error, OSError):  # a full disk, a folder that went away
+                return _refuse(error)
             raise
         print(f"out of memory: {str(error).splitlines()[0]}; try a smaller --batch-size", file=sys.stderr)
         return FAILED
@@ -67,9 +69,10 @@ def _prepare(options: TrainOptions, spec: DataSpec, folder: RunFolder, screen: S
     """Decoded data, the seeded model, and what an earlier session left."""
     spec = prepare(spec)
     train, test = load(spec, "train"), load(spec, "test")
-    for name, split in (("train", train), ("test", test)):
+    same = train.notes == test.notes
+    for name, split in (("images", train),) if same else (("train images", train), ("test images", test)):
         for note in split.notes:
-            screen.say(f"{name} images: {note}")
+            screen.say(f"{name}: {note}")
     training = Training(options, spec, train, test, folder, screen)
     training.resume()
     return training
@@ -90,7 +93,7 @@ def _is_complete(training: Training) -> bool:
 def _train_and_score(training: Training) -> int:
     options, screen = training.options, training.screen
     _announce(training)
-    stop = Stop(screen.say)
+    stop = Stop()
     with screen, stop.listening():
         finished = training.train(stop)
     if not finished:

@@ -81,8 +81,10 @@ class RunFolder:
                 os.replace(self.current, self.previous)
             os.replace(new, self.current)
         except (OSError, RuntimeError) as error:  # torch's zip writer reports a full disk as RuntimeError
-            reason = str(error).strip().splitlines()[0]
-            raise TrainError(f"{new}: not written ({reason}); the checkpoint before it is kept") from error
+            for half in self.path.glob("checkpoint*.tmp"):
+                half.unlink()
+            reason = getattr(error, "strerror", None) or f"disk full? {str(error).strip().splitlines()[0]}"
+            raise TrainError(f"{self.current}: not written ({reason}); the one before it is kept") from error
 
     def read_metrics(self) -> dict[str, Any]:
         try:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+NOTICE = b"\ninterrupted: finishing this step and writing a checkpoint (once more to leave at once)\n"
 
 
 class Stop:
     """``asked`` once a signal has come. Inside ``at_once`` a signal raises: nothing there needs finishing."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self.asked, self.patient, self.say = False, True, say
+    def __init__(self) -> None:
+        self.asked, self.patient = False, True
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -38,4 +40,4 @@ class Stop:
             self.asked = True
             raise KeyboardInterrupt
         self.asked = True
-        self.say("interrupted: finishing this step and writing a checkpoint (once more to leave at once)")
+        os.write(2, NOTICE)  # print may be what it interrupted
