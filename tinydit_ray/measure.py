@@ -12,7 +12,7 @@ import json
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -41,10 +41,11 @@ from tinydit_ray.bench.timing import (
     warm_up,
 )
 from tinydit_ray.data import BatchStream, DataSpec, FlowBatch
-from tinydit_ray.model import TinyDiT, TinyDiTConfig
+from tinydit_ray.model import TinyDiT
 from tinydit_ray.quality import probe_for, reference_for, save_grid, score_model, velocity_mse
 from tinydit_ray.record import Record, update
-from tinydit_ray.train import FastTrainer, trainer_of
+from tinydit_ray.train import trainer_of
+from tinydit_ray.train.ema import plain_model
 from tinydit_ray.train.trainer import Diverged
 
 if TYPE_CHECKING:
@@ -254,7 +255,7 @@ class Measurement:
 
     def score(self) -> None:
         """Scores of a plain copy of the trained weights: fp32, eager, whatever trained them."""
-        plain = plain_copy(self.trainer)
+        plain = plain_model(cast(TinyDiT, self.trainer.model))
         test = data.load(self.spec, "test")
         mse = velocity_mse(plain, test.images[:SCORED_IMAGES])
         if not math.isfinite(mse):
@@ -292,16 +293,6 @@ class _TimedStream:
     @property
     def ms_per_batch(self) -> float | None:
         return 1e3 * self.seconds / self.count if self.count else None
-
-
-def plain_copy(trainer: FastTrainer) -> TinyDiT:
-    """The trainer's weights in an fp32 eager model with hand-written attention."""
-    cfg = trainer.model.cfg
-    plain = TinyDiT(
-        TinyDiTConfig(dim=cfg.dim, depth=cfg.depth, num_heads=cfg.num_heads, gelu=cfg.gelu)  # type: ignore[union-attr, arg-type]
-    )
-    plain.load_state_dict({name: tensor.float() for name, tensor in trainer.model.state_dict().items()}, strict=True)
-    return plain.to(next(trainer.model.parameters()).device)
 
 
 def batch_hash(batches: list[FlowBatch]) -> str:
