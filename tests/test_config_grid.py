@@ -102,6 +102,11 @@ def test_the_way_a_number_is_written_does_not_matter():
     assert from_mapping({"max_grad_norm": "off"}).config_id == from_mapping({"max_grad_norm": 0}).config_id
 
 
+def test_large_whole_numbers_keep_every_digit():
+    for seed in (2**53 + 1, str(2**53 + 1)):
+        assert from_mapping({"seed": seed}).seed == 2**53 + 1
+
+
 def test_columns_hold_every_axis_with_its_own_type():
     columns = from_mapping({"batch_size": "16"}).columns()
     assert columns.keys() == {f"config.{name}" for name in AXIS_NAMES}
