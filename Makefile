@@ -4,7 +4,6 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
-export TINYDIT_DATA
 
 .PHONY: sweep test test-fast lint ui clean
 
