@@ -36,7 +36,16 @@ from tinydit_ray.model.attention import attention, kernel_of
 from tinydit_ray.train import FastTrainer, trainer_of
 
 SIZE = {"dim": 32, "depth": 1, "batch_size": 4}
-THREADS = torch.get_num_threads()
+THREADS = 1
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Models this small gain nothing from more, and lose much where other processes want the CPUs."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)

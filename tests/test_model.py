@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -38,6 +39,15 @@ EQUAL_SWITCHES = (
     {"attention": "sdpa", "qkv": "separate", "adaln": "merged", "patches": "linear"},
 )
 ALL_SWITCHES = (*EQUAL_SWITCHES, {"gelu": "tanh"}, {"attention": "flex"}, {"attention": "flash-attn"})
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Models this small gain nothing from more, and lose much where other processes want the CPUs."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def small(**switches: str) -> TinyDiT:
