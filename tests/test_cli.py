@@ -27,6 +27,9 @@ MISTAKES = {
     "a name with a slash": (["--name", "../evil", "--no-ray", *TINY], "plain folder name"),
     "nothing to resume": (["--resume", "never-was", "--no-ray", *TINY], "there is no sweep"),
     "classes": (["--classes", "1,x"], "classes"),
+    "a grid of 100,000 cells": (["--set", f"seed={','.join(map(str, range(400)))}",
+                                 "--set", f"batch_size={','.join(map(str, range(1, 251)))}"], "100,000 cells; --yes"),
+    "an option without effect": (["--set", "inductor=epilogue-fusion"], "no effect while compile is off"),
     "control": (["--control", "precision=fp31", *TINY], "precision"),
 }
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tinydit_ray.config import (
     AXES,
     AXIS_NAMES,
+    COMPILE_ONLY,
     PRESETS,
     CellConfig,
     cell_name,
@@ -88,12 +89,19 @@ def test_config_id_is_stable():
 
 
 def test_every_axis_is_part_of_the_config_id():
-    plain = from_mapping({})
+    plain, compiled = from_mapping({}), from_mapping({"compile": "default"})
     for name, values in WORD_AXES.items():
-        assert plain.replace(**{name: values[1]}).config_id != plain.config_id, name
+        base = compiled if name in COMPILE_ONLY else plain
+        assert base.replace(**{name: values[1]}).config_id != base.config_id, name
     numbers = {name: 2 for name in AXES if name not in WORD_AXES} | {"dim": 64, "heads": 2, "lr": 1e-3}
     for name, value in numbers.items():
         assert plain.replace(**{name: value}).config_id != plain.config_id, name
+
+
+@pytest.mark.parametrize("axis", COMPILE_ONLY)
+def test_a_compiler_switch_without_a_compiler_is_refused(axis: str):
+    with pytest.raises(ValueError, match=f"{axis}: .* has no effect while compile is off"):
+        from_mapping({axis: WORD_AXES[axis][1]})
 
 
 def test_the_way_a_number_is_written_does_not_matter():
@@ -266,7 +274,8 @@ def test_small_numbers(value: str):
 
 def test_words_that_old_yaml_takes_for_truth_values():
     cells = cells_of("axes: {compile: [off, default], fullgraph: [on, off], max_grad_norm: [off]}")
-    assert [(c.compile, c.fullgraph) for c in cells] == list(itertools.product(["off", "default"], ["on", "off"]))
+    # without a compiler its switches are no axes: the two cells with compile off are one
+    assert [(c.compile, c.fullgraph) for c in cells] == [("off", "off"), ("default", "on"), ("default", "off")]
     assert cells[0].max_grad_norm == 0
     with pytest.raises(GridError, match="compile: 'no' is not possible"):
         cells_of("axes: {compile: [no]}")
@@ -398,7 +407,7 @@ def test_wrong_sets(texts: list[str], message: str):
 # --- properties -------------------------------------------------------------------------------------------
 
 axis_values = st.one_of(
-    st.sampled_from(sorted(WORD_AXES)).flatmap(lambda a: st.tuples(st.just(a), st.sampled_from(WORD_AXES[a]))),
+    st.sampled_from(sorted(set(WORD_AXES) - {"compile", *COMPILE_ONLY})).flatmap(lambda a: st.tuples(st.just(a), st.sampled_from(WORD_AXES[a]))),
     st.tuples(st.just("seed"), st.integers(0, 1000)),
     st.tuples(st.just("lr"), st.floats(1e-6, 1.0)),
     st.tuples(st.just("batch_size"), st.integers(1, 512)),

@@ -25,6 +25,8 @@ PRESETS: dict[str, tuple[int, int, int]] = {
     "B": (768, 12, 12),
 }
 
+COMPILE_ONLY = ("compile_scope", "fullgraph", "dynamic", "inductor")
+SIZE_AXES = ("dim", "depth", "heads")  # what a preset resolves to
 IMAGE_SIZE = 32
 CHANNELS = 3
 PATCH_SIZE = 4
@@ -82,8 +84,12 @@ class CellConfig:
 
     def __post_init__(self) -> None:
         for axis in dataclasses.fields(self):
-            _check_value(axis, getattr(self, axis.name))
+            check_value(axis, getattr(self, axis.name))
         check_size(self.dim, self.depth, self.heads)
+        if self.compile == "off":
+            for name in COMPILE_ONLY:
+                if getattr(self, name) != AXES[name].default:
+                    raise ValueError(f"{name}: {getattr(self, name)!r} has no effect while compile is off")
         if self.batch_size % self.workers:
             raise ValueError(
                 f"batch_size {self.batch_size} is not divisible by workers {self.workers}: each worker takes"
@@ -111,7 +117,11 @@ class CellConfig:
         return dataclasses.asdict(self)
 
     def replace(self, **changes: Scalar) -> CellConfig:
-        return from_mapping({**self.asdict(), **changes})
+        """A copy with other values; a ``model`` among them replaces the whole size."""
+        kept = self.asdict()
+        if "model" in changes:
+            kept = {name: value for name, value in kept.items() if name not in SIZE_AXES}
+        return from_mapping({**kept, **changes})
 
 
 AXES: dict[str, dataclasses.Field[Any]] = {axis.name: axis for axis in dataclasses.fields(CellConfig)}
@@ -142,7 +152,7 @@ def from_mapping(values: Mapping[str, Any]) -> CellConfig:
         check_key(key)
     resolved: dict[str, Any] = {}
     if "model" in values:
-        resolved.update(zip(("dim", "depth", "heads"), preset_size(values.pop("model")), strict=True))
+        resolved.update(zip(SIZE_AXES, preset_size(values.pop("model")), strict=True))
     for key, value in values.items():
         resolved[key] = coerce(key, value)
     return CellConfig(**resolved)
@@ -150,7 +160,7 @@ def from_mapping(values: Mapping[str, Any]) -> CellConfig:
 
 def preset_size(name: Any) -> tuple[int, int, int]:
     """(dim, depth, heads) of a preset, or of the form ``128/4/4``."""
-    if name in PRESETS:
+    if isinstance(name, str) and name in PRESETS:
         return PRESETS[name]
     parts = str(name).split("/")
     if len(parts) == 3 and all(part.isdigit() for part in parts):
@@ -183,16 +193,25 @@ def coerce(key: str, value: Any) -> Scalar:
     try:
         if isinstance(value, bool):
             raise ValueError
-        number = float(value)
-        if wanted is int and number != int(number):
-            raise ValueError
-        return wanted(number)
+        return _whole(value) if wanted is int else float(value)
     except (TypeError, ValueError, OverflowError):
         kind = "whole number" if wanted is int else "number"
         raise ValueError(f"{key}: {value!r} is not a {kind}") from None
 
 
-def _check_value(axis: dataclasses.Field[Any], value: Any) -> None:
+def _whole(value: Any) -> int:
+    """A whole number without a detour through float, which would round large ones; 128.0 and "1e3" are whole."""
+    try:
+        return int(value) if isinstance(value, int) else int(str(value), 10)
+    except ValueError:
+        number = float(value)
+        if number != int(number):
+            raise
+        return int(number)
+
+
+def check_value(axis: dataclasses.Field[Any], value: Any) -> None:
+    """Raises ValueError naming the axis where the value is none of its values, or not in its range."""
     if "values" in axis.metadata:
         values = axis.metadata["values"]
         if value not in values:

@@ -12,10 +12,22 @@ from typing import Any
 
 import yaml
 
-from tinydit_ray.config import CellConfig, Scalar, check_key, coerce, from_mapping, nearest, preset_size
+from tinydit_ray.config import (
+    AXES,
+    COMPILE_ONLY,
+    SIZE_AXES,
+    CellConfig,
+    Scalar,
+    check_key,
+    check_value,
+    coerce,
+    from_mapping,
+    nearest,
+    preset_size,
+)
 
 KEYS = ("base", "axes", "cells", "exclude", "control", "rounds", "steps")
-MANY_CELLS = 1000  # more than this is asked about first
+MANY_CELLS = 10_000  # more than this is asked about first
 
 
 class GridError(ValueError):
@@ -38,6 +50,10 @@ class Grid:
     def count(self) -> int:
         """How many cells it names, before exclusions and duplicates."""
         return (math.prod(map(len, self.axes.values())) if self.axes else 0) + len(self.cells)
+
+    def count_with(self, sets: Mapping[str, Sequence[Any]]) -> int:
+        """How many cells it names with ``--set``, before exclusions and duplicates."""
+        return max(self.count, 1) * math.prod(map(len, sets.values()))
 
     def resolve(self, defaults: Mapping[str, Any], sets: Mapping[str, Sequence[Any]]) -> tuple[list[CellConfig], int]:
         """All cells, in order, and how many duplicates were removed.
@@ -64,8 +80,11 @@ class Grid:
         values: dict[str, Any] = {}
         for layer in (defaults, self.base, point, extra):
             if "model" in layer:  # a preset replaces the size that a layer below it gave
-                values = {key: value for key, value in values.items() if key not in ("dim", "depth", "heads")}
+                values = {key: value for key, value in values.items() if key not in SIZE_AXES}
             values.update(layer)
+        if values.get("compile") == "off" and ("compile" in self.axes or "compile" in extra):
+            # one of a product: without a compiler its switches are no axes, and the duplicates fall together
+            values = {key: value for key, value in values.items() if key not in COMPILE_ONLY}
         try:
             return from_mapping(values)
         except ValueError as error:
@@ -74,14 +93,17 @@ class Grid:
 
 def _matches(cell: CellConfig, pattern: Mapping[str, Any]) -> bool:
     columns = cell.columns()
+    if "model" in pattern:  # a size may be written in two ways
+        size = dict(zip(SIZE_AXES, preset_size(pattern["model"]), strict=True))
+        pattern = {**{key: value for key, value in pattern.items() if key != "model"}, **size}
     return all(columns[f"config.{key}"] == value for key, value in pattern.items())
 
 
 def varying_axes(cells: Sequence[CellConfig]) -> list[str]:
     """Axes with more than one value, sizes as ``model``, in the order of the config."""
     axes = [name for name in cells[0].asdict() if len({cell.asdict()[name] for cell in cells}) > 1]
-    if {"dim", "depth", "heads"} & set(axes):
-        axes = ["model", *(name for name in axes if name not in ("dim", "depth", "heads"))]
+    if set(SIZE_AXES) & set(axes):
+        axes = ["model", *(name for name in axes if name not in SIZE_AXES)]
     first = [name for name in ("attention", "precision") if name in axes]
     return first + [name for name in axes if name not in first]
 
@@ -103,6 +125,12 @@ class _GridLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def _decimal(loader: yaml.SafeLoader, node: Any) -> int:
+    """Whole numbers are decimal: 010 is ten, as it looks."""
+    return int(loader.construct_scalar(node), 10)
+
+
+_GridLoader.add_constructor("tag:yaml.org,2002:int", _decimal)
 _GridLoader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|false)$"), list("tf"))
 _GridLoader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?[0-9]+$"), list("-+0123456789"))
 _GridLoader.add_implicit_resolver(
@@ -120,6 +148,10 @@ def parse_grid(text: str, name: str = "grid") -> Grid:
         raise GridError(f"{name}: not YAML: {' '.join(str(error).split())}") from None
     except GridError as error:
         raise GridError(f"{name}: {error}") from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        # a wrong tag, thousands of digits or brackets: PyYAML's constructors raise what Python raises
+        reason = " ".join(str(error).split())[:200]
+        raise GridError(f"{name}: a value cannot be read ({type(error).__name__}: {reason})") from None
     try:
         return _grid(content)
     except ValueError as error:
@@ -171,8 +203,11 @@ def _axis_map(content: Any, where: str) -> dict[str, Any]:
 
 
 def _typed(key: str, value: Any) -> Scalar:
+    """The value with its axis's type, and possible for it."""
     if key != "model":
-        return coerce(key, value)
+        typed = coerce(key, value)
+        check_value(AXES[key], typed)
+        return typed
     preset_size(value)
     return str(value)
 

@@ -97,9 +97,9 @@ def update(record: Record, values: Mapping[str, Any]) -> None:
 def _typed(kind: type, value: Any) -> Any:
     if value is None:
         return None
-    if kind is float:
-        return float(value) if math.isfinite(value) else None
-    return kind(value)
+    if kind is str:
+        return str(value)
+    return kind(value) if math.isfinite(value) else None
 
 
 def append_record(path: Path, record: Mapping[str, Any]) -> None:
@@ -125,7 +125,7 @@ def read_records(path: Path) -> list[Record]:
     for line in path.read_bytes().splitlines() if path.exists() else []:
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(row, dict) and "cell_id" in row:
             rows.append({**dict.fromkeys(COLUMNS), **row})

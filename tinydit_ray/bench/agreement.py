@@ -84,8 +84,8 @@ def worst_gradient(grads: dict[str, Tensor], ref_grads: dict[str, Tensor]) -> tu
 
 def _problem(loss: float, ref_loss: float, worst: str, error: float, precision: str) -> str:
     loss_tolerance, grad_tolerance = TOLERANCES[precision]
-    if not math.isfinite(loss):
-        return f"loss is {loss} on the first batch, where the reference has {ref_loss:.4f}"
+    if not (math.isfinite(loss) and math.isfinite(ref_loss)):
+        return f"loss is {loss} on the first batch, where the reference has {ref_loss}"
     if abs(loss - ref_loss) > loss_tolerance * abs(ref_loss):
         return f"loss {loss:.6f} differs from the reference's {ref_loss:.6f} by more than {loss_tolerance:g}"
     if not error <= grad_tolerance:

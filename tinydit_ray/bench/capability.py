@@ -105,6 +105,8 @@ def _sampler(cell: CellConfig) -> None:
 
 def _attention(cell: CellConfig) -> None:
     """Runs the kernel forward and backward on a few tokens of the cell's head width and dtype."""
+    if cell.attention == "sdpa-math" and cell.compile != "off":
+        raise Unsupported("attention sdpa-math with compile: the compiler takes the math form apart and fuses it")
     if cell.attention != "manual":
         problem = _try(lambda: _small_attention(cell))
         if problem:

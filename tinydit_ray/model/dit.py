@@ -35,6 +35,8 @@ class TinyDiTConfig:
     patches: str = "conv"
 
     def __post_init__(self) -> None:
+        if self.channels < 1:
+            raise ValueError(f"channels {self.channels}: an image has at least 1")
         check_size(self.dim, self.depth, self.num_heads, image=self.image_size, patch=self.patch_size)
 
     @classmethod

@@ -38,6 +38,7 @@ class Sweep:
     def __init__(self, options: SweepOptions, folder: SweepFolder, content: dict[str, Any], cells: list[Cell]) -> None:
         self.options, self.folder, self.content, self.cells = options, folder, content, cells
         self.records = folder.records()
+        self.new: list[Record] = []  # of this session: an older failure does not stop a resumed sweep
         rounds = make_rounds(cells, options.rounds, content["sweep_id"])
         self.rounds = deque(item for item in rounds if not self._is_done(item))
         self.running: dict[str, Round] = {}
@@ -47,6 +48,7 @@ class Sweep:
         self.pace = Pace(lambda item: round_estimate_s(item, options))
         self.started_at = time.monotonic()
         self.handed_out: dict[str, float] = {}
+        self._results_due = 0.0
         self.floor, self.floor_source = load_floor(content["node_kind"])
 
     def _is_done(self, item: Round) -> bool:
@@ -90,10 +92,12 @@ class Sweep:
         return window
 
     def _skip_reason(self, item: Round) -> str:
-        """Why a round needs no trial: its cell cannot run, or a smaller one ran out of memory."""
-        for row in self.records:
+        """Why a round needs no trial: its cell cannot run or went wrong before, or a smaller one ran out of memory."""
+        for row in self.new:
             if row["cell_id"] == item.cell.cell_id and row["status"] == "unsupported":
                 return f"unsupported: {row['reason']}"
+            if row["cell_id"] == item.cell.cell_id and row["status"] in BAD_STATUSES:
+                return f"{row['status']} in round {row['round']}"
             if row["status"] == "oom" and not self.options.keep_larger and _is_larger(item.cell, row):
                 return f"oom at {row['cell_name']}: this cell is not smaller (--keep-larger runs it all the same)"
         return ""
@@ -137,21 +141,27 @@ class Sweep:
         """The sweep folder first, then MLflow, then the screen."""
         self.folder.append(record)
         self.records.append(record)
-        write_results(self.folder.path / "results.parquet", self.rows())
+        self.new.append(record)
+        self._write_results_when_due()
         folder = Path(task.folder)
         files = {path.name: path for path in folder.glob("*") if path.is_file()} if folder.exists() else {}
         self.tracker.log_record(record, files)
         if self.screen:
             self.screen.finished(item, record)
 
+    def _write_results_when_due(self) -> None:
+        """The parquet file follows the records, at a tenth of the time at most: it grows with the sweep."""
+        if time.monotonic() < self._results_due:
+            return
+        start = time.monotonic()
+        write_results(self.folder.path / "results.parquet", self.rows())
+        self._results_due = time.monotonic() + 10 * (time.monotonic() - start)
+
     def rows(self) -> list[dict[str, Any]]:
         """Rows of this sweep's cells and of removed ones, in the order of the grid."""
         order = {cell.cell_id: i for i, cell in enumerate(self.cells)}
         rows = result_rows(self.records, self.floor)
         return sorted(rows, key=lambda row: (order.get(row["cell_id"], len(order)), row["round"] or 0))
-
-    def remaining(self) -> list[Round]:
-        return list(self.rounds)
 
 
 def _is_larger(cell: Cell, row: Record) -> bool:
@@ -217,6 +227,7 @@ def _run(sweep: Sweep, console: Console, finish: Callable[[Sweep, Console], None
             sweep.tracker.finish(status="FAILED", summary=summary_files(folder.path), pooled=None)
             raise
         rows = sweep.rows()
+        write_results(folder.path / "results.parquet", rows)
         text = summary_text(rows, width=console.width)
         (folder.path / "summary.txt").write_text(text, encoding="utf-8")
         sweep.screen.print_summary(rows, sweep.records)

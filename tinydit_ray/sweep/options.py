@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tinydit_ray.grid import Grid, GridError, load_grid, parse_sets
+from tinydit_ray.grid import MANY_CELLS, Grid, GridError, load_grid, parse_sets
 from tinydit_ray.sweep.errors import UsageError
 
 DEFAULT_ROUNDS = 3
@@ -137,6 +137,7 @@ def parser(prog: str, description: str) -> argparse.ArgumentParser:
     out.add_argument("--tracking-uri", help="MLflow store (default: sqlite:///mlflow.db here)")
     out.add_argument("--experiment", default="tinydit", help="MLflow experiment (default: tinydit)")
     out.add_argument("--dry-run", action="store_true", help="print the cells and the estimated time, run nothing")
+    out.add_argument("--yes", action="store_true", help=f"run a grid of more than {MANY_CELLS:,} cells")
     return p  # fmt: skip
 
 
@@ -145,6 +146,8 @@ def options_from(args: argparse.Namespace, *, default_grid: str, command: list[s
     try:
         grid, name = _grid_of(args, default_grid)
         sets = parse_sets(args.sets)
+        if (cells := grid.count_with(sets)) > MANY_CELLS and not args.yes:
+            raise GridError(f"the grid has {cells:,} cells; --yes runs more than {MANY_CELLS:,}")
         control = {key: values[0] for key, values in parse_sets(_control_parts(args.control)).items()}
         classes = _classes(args.classes)
     except GridError as error:

@@ -128,11 +128,15 @@ class FastTrainer(Trainer):
     def gradients(self, batch: Any) -> tuple[float, dict[str, Tensor]]:
         if self.scaler is None:
             return super().gradients(batch)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss = self.loss(batch)
-        self.scaler.scale(loss).backward()
         scale = self.scaler.get_scale()
-        grads = {n: p.grad.float() / scale for n, p in self.model.named_parameters() if p.grad is not None}
+        while True:  # lower until the gradients fit into fp16, as training itself would
+            self.optimizer.zero_grad(set_to_none=True)
+            loss = self.loss(batch)
+            (loss * scale).backward()
+            grads = {n: p.grad.float() / scale for n, p in self.model.named_parameters() if p.grad is not None}
+            if scale <= 1 or all(bool(grad.isfinite().all()) for grad in grads.values()):
+                break
+            scale /= 16
         self.optimizer.zero_grad(set_to_none=True)
         return loss.item(), grads
 

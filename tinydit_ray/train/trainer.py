@@ -14,6 +14,7 @@ from torch import Tensor, nn
 LossFn = Callable[[Any, Any], Tensor]
 
 
+NO_BATCH = "the loader gives no batch: fewer images than one batch?"
 MAX_SKIPPED_IN_A_ROW = 30  # a loss scaler halves at each; 2^16 is used up after 16
 
 
@@ -116,8 +117,12 @@ class Trainer:
         """Mean loss over the batches of a loader, in eval mode."""
         training = self.model.training
         self.model.eval()
-        losses = [self.loss(batch).item() for batch in loader]
-        self.model.train(training)
+        try:
+            losses = [self.loss(batch).item() for batch in loader]
+        finally:
+            self.model.train(training)
+        if not losses:
+            raise ValueError(NO_BATCH)
         return sum(losses) / len(losses)
 
     def save(self, path: str | Path, config: Any = None, **extra: Any) -> None:
@@ -168,4 +173,4 @@ def _endless(loader: Iterable[Any]) -> Any:
             empty = False
             yield batch
         if empty:
-            raise ValueError("the loader gives no batch: fewer images than one batch?")
+            raise ValueError(NO_BATCH)
