@@ -407,7 +407,9 @@ def test_wrong_sets(texts: list[str], message: str):
 # --- properties -------------------------------------------------------------------------------------------
 
 axis_values = st.one_of(
-    st.sampled_from(sorted(set(WORD_AXES) - {"compile", *COMPILE_ONLY})).flatmap(lambda a: st.tuples(st.just(a), st.sampled_from(WORD_AXES[a]))),
+    st.sampled_from(sorted(set(WORD_AXES) - {"compile", *COMPILE_ONLY})).flatmap(
+        lambda a: st.tuples(st.just(a), st.sampled_from(WORD_AXES[a]))
+    ),
     st.tuples(st.just("seed"), st.integers(0, 1000)),
     st.tuples(st.just("lr"), st.floats(1e-6, 1.0)),
     st.tuples(st.just("batch_size"), st.integers(1, 512)),
