@@ -72,7 +72,16 @@ def test_a_tracking_store_that_cannot_be_reached_is_said_before_any_trial(tmp_pa
     )
     assert done.returncode == 2
     assert "--tracking-uri" in done.stderr
-    assert not (tmp_path / "runs/x/records.jsonl").exists()
+    assert not (tmp_path / "runs/x").exists()  # the same name can be used again
+
+
+def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "thesis.txt").write_text("precious")
+    done = sweep("speed_grid.py", *TINY, "--no-ray", "--name", "mine", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "holds other files" in done.stderr
+    assert (tmp_path / "runs" / "mine" / "thesis.txt").read_text() == "precious"
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:

@@ -113,6 +113,9 @@ def test_bad_cells_are_rows_with_a_reason_and_the_exit_status_is_3(ray: bool, tm
         assert row["status"] in ("oom", "skipped")
         assert ("out of memory" in row["reason"]) if row["status"] == "oom" else row["reason"].startswith("oom at")
     assert rows[3e-4, 16, "sdpa-cudnn"]["status"] == "unsupported"
+    logs = [Path(line.split(", see ")[1]) for line in done.stdout.splitlines() if ", see " in line]
+    assert len(logs) == len([row for row in rows.values() if row["status"] in ("oom", "diverged")])
+    assert all(log.exists() for log in logs)
     for row in rows.values():
         assert row["status"] == "ok" or row["reason"]
         assert row["status"] == "ok" or row["reason"].split()[0] in done.stdout

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from tinydit_ray.sweep.plan import Cell, Round, estimate_s, make_cells, make_rou
 from tinydit_ray.sweep.queue import Executor
 from tinydit_ray.sweep.results import result_rows, write_results
 from tinydit_ray.sweep.screen import Screen, print_plan, summary_text
-from tinydit_ray.tracking import NullTracker, Tracker, TrackingError, summary_files
+from tinydit_ray.tracking import NullTracker, Tracker, TrackingError, round_name, summary_files
 
 MEMORY_SHARE = 0.9  # of what is free when the sweep starts, for its trials together
 
@@ -202,6 +203,10 @@ def run_sweep(options: SweepOptions, console: Console, finish: Callable[[Sweep, 
         if duplicates:
             console.print(f"{duplicates} duplicate cells removed")
         return _run(sweep, console, finish)
+    except UsageError:
+        if not options.resume:
+            folder.discard()  # nothing was measured: the same name can be used again
+        raise
     finally:
         folder.close()
 
@@ -254,6 +259,8 @@ def _pooled_frame(rows: list[dict[str, Any]]) -> Any:
 
 def prepare(options: SweepOptions, console: Console) -> tuple[dict[str, Any], list[Cell], int]:
     """Everything that is decided before a folder is made: device, data, machine, cells."""
+    if options.ray and find_spec("ray") is None:
+        raise UsageError("Ray is not installed: pip install 'tinydit-ray[ray,mlflow]', or use --no-ray")
     device = resolve_device(options, console)
     kind = node_kind(device)
     cpus = options.cpus_per_worker or granted_cpus()
@@ -330,8 +337,6 @@ def node_id() -> str:
 
 def open_tracker(options: SweepOptions, content: dict[str, Any], folder: SweepFolder) -> Tracker | NullTracker:
     """MLflow, opened before any trial. ``--no-ray`` does without where it is not installed."""
-    from importlib.util import find_spec
-
     if not options.ray and find_spec("mlflow") is None and options.tracking_uri is None:
         return NullTracker()
     try:
@@ -349,16 +354,19 @@ def make_executor(options: SweepOptions, sweep: Sweep) -> Executor:
         from tinydit_ray.sweep.local import LocalExecutor
 
         return LocalExecutor()
-    try:
-        from tinydit_ray.distributed import RayExecutor
-    except ImportError as error:
-        raise UsageError(f"Ray is needed ({error}): pip install 'tinydit-ray[ray,mlflow]', or use --no-ray") from None
+    from tinydit_ray.distributed import RayExecutor
+
     cells = [cell.config for cell in sweep.cells]
     return RayExecutor(address=options.address, concurrent=options.concurrent, cells=cells)
 
 
 def print_where(console: Console, sweep: Sweep) -> None:
-    """The path of the sweep folder, and how to open MLflow."""
+    """The path of the sweep folder, of the logs of cells that went wrong, and how to open MLflow."""
+    slugs = {cell.cell_id: cell.slug for cell in sweep.cells}
+    for row in sweep.new:
+        if row["status"] in BAD_STATUSES and row["cell_id"] in slugs:
+            log = sweep.folder.path / "cells" / slugs[row["cell_id"]] / round_name(row) / "log.txt"
+            console.print(f"{row['cell_name']}: {row['status']}, see {log}", highlight=False, soft_wrap=True)
     console.print(f"sweep folder: {sweep.folder.path}", highlight=False, soft_wrap=True)
     tracking = sweep.content.get("tracking")
     if tracking:

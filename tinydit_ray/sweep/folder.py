@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 from datetime import datetime
 from pathlib import Path
@@ -49,6 +50,8 @@ class SweepFolder:
             raise UsageError(f"--resume {name}: there is no sweep in {folder.path}")
         if exists and not resume:
             raise UsageError(f"--name {name}: {folder.path} holds a sweep already; go on with it by --resume {name}")
+        if not exists and folder.path.is_dir() and any(folder.path.iterdir()):
+            raise UsageError(f"--name {name}: {folder.path} holds other files")
         try:
             for path in (folder.path, folder.logs, folder.path / "cells", folder.compile_cache):
                 path.mkdir(parents=True, exist_ok=True)
@@ -61,6 +64,11 @@ class SweepFolder:
 
     def close(self) -> None:
         self._lock.release()
+
+    def discard(self) -> None:
+        """Remove the folder of a sweep that never began; one with a record stays."""
+        if not self.records_path.exists():
+            shutil.rmtree(self.path, ignore_errors=True)
 
     def write_sweep(self, content: dict[str, Any]) -> None:
         replace_text(self.path / "sweep.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
