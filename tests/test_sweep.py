@@ -130,13 +130,13 @@ def test_a_cell_past_its_time_is_ended_alone(ray: bool, tmp_path: Path) -> None:
         "base: {model: 32/1/2, cpus_per_worker: 1}\ncells:\n  - {batch_size: 16}\n  - {batch_size: 4096, depth: 8}\n"
     )
     options = ["--grid", "slow.yaml", "--data", "shapes", "--time", "0.6", "--steps", "2000", "--rounds", "2"]
-    options += ["--cell-timeout", "60s", "--name", "slow", *([] if ray else ["--no-ray"])]
+    options += ["--cell-timeout", "45s", "--name", "slow", *([] if ray else ["--no-ray"])]
     done = sweep("speed_grid.py", *options, cwd=tmp_path)
     assert done.returncode == 3, done.stdout + done.stderr
     found = {(row["config.batch_size"], row["round"]): row for row in records(tmp_path / "runs" / "slow")}
     assert [found[16, number]["status"] for number in (1, 2)] == ["ok", "ok"]
     assert found[4096, 1]["status"] == "timeout"
-    assert "60 s" in found[4096, 1]["reason"]
+    assert "45 s" in found[4096, 1]["reason"]
     assert (found[4096, 2]["status"], found[4096, 2]["reason"]) == ("skipped", "timeout in round 1")
 
 
