@@ -28,6 +28,8 @@ def cache(tmp_path):
 @pytest.fixture
 def no_network(monkeypatch):
     """Downloads are refused at once, whatever network this machine has."""
+    # urlopen keeps the proxies of its first call for the whole process: give it back what it had
+    monkeypatch.setattr("urllib.request._opener", None)
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, DEAD_PROXY)
     for name in ("no_proxy", "NO_PROXY"):
