@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -39,19 +39,7 @@ SIZE = {"dim": 32, "depth": 1, "batch_size": 4}
 THREADS = 1
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Models this small gain nothing from more, and lose much where other processes want the CPUs."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
-def _default_matmul_precision() -> Iterator[None]:
-    yield
-    torch.set_float32_matmul_precision("highest")
+pytestmark = pytest.mark.usefixtures("one_thread", "default_matmul_precision")
 
 
 def cell_of(**axes: Any) -> CellConfig:

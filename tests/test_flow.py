@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -17,13 +17,7 @@ from tinydit_ray.model import TinyDiTConfig, build_model
 SAMPLERS = (euler_sample, heun_sample)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Models this small gain nothing from more, and lose much where other processes want the CPUs."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def batch(n: int = 6) -> tuple[Tensor, Tensor, Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -41,13 +40,7 @@ EQUAL_SWITCHES = (
 ALL_SWITCHES = (*EQUAL_SWITCHES, {"gelu": "tanh"}, {"attention": "flex"}, {"attention": "flash-attn"})
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Models this small gain nothing from more, and lose much where other processes want the CPUs."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def small(**switches: str) -> TinyDiT:

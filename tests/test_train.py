@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -33,19 +32,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Models this small gain nothing from more, and lose much where other processes want the CPUs."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
-def _default_matmul_precision() -> Iterator[None]:
-    yield
-    torch.set_float32_matmul_precision("highest")
+pytestmark = pytest.mark.usefixtures("one_thread", "default_matmul_precision")
 
 
 def model() -> TinyDiT:

@@ -27,7 +27,6 @@ from tinydit_ray.record import Record, new_record, update
 if TYPE_CHECKING:
     from tinydit_ray.measure import Measurement
 
-FOREIGN_LOAD_PCT = 10.0
 RECORD_FILE = "record.json"
 
 
@@ -54,7 +53,6 @@ class CellTask:
     wait_quiet_s: float = 0.0
     concurrent: int = 1
     queued_at: float = 0.0
-    product_path: str = ""  # a checkout's root, for processes that do not have it installed
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), ensure_ascii=False)
@@ -167,7 +165,7 @@ def _measure(task: CellTask, record: Record, phases: Phases) -> None:
         bench.check()
     if task.wait_quiet_s:
         with phases("wait for quiet"):
-            load.wait_until_quiet(task.wait_quiet_s, quiet_pct=FOREIGN_LOAD_PCT)
+            load.wait_until_quiet(task.wait_quiet_s, quiet_pct=load.FOREIGN_LOAD_PCT)
     with phases("timing"):
         bench.time()
     bench.judge_effective()

@@ -29,7 +29,7 @@ from tinydit_ray.bench.effective import (
     trace_step,
 )
 from tinydit_ray.bench.flops import model_gflops_per_step
-from tinydit_ray.bench.load import LoadWindow, watch_load
+from tinydit_ray.bench.load import FOREIGN_LOAD_PCT, LoadWindow, watch_load
 from tinydit_ray.bench.peak import peak_tflops
 from tinydit_ray.bench.timing import (
     MIN_QUADS,
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
 TIMING_BATCHES = 20  # fixed batches that timed steps go round, as in the published timings
 SCORED_IMAGES = 2000  # velocity MSE is of the first 2,000 test images
-FOREIGN_LOAD_PCT = 10.0
 LOG_EVERY = 10
 STEADY_STEPS = 2  # the last of the warm-up, timed to tell the compile time from the first step
 CONTROL_WARMUP_STEPS = 3  # eager, and its kernels are warm from the cell's own steps

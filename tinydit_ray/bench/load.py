@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+FOREIGN_LOAD_PCT = 10.0  # of all CPUs; a row measured under more is flagged, and --wait-quiet waits for less
 # user, nice, system, irq, softirq, steal of /proc/stat's first line (man 5 proc): busy time, no idle, no iowait
 _BUSY_FIELDS = (0, 1, 2, 5, 6, 7)
 
@@ -74,7 +75,7 @@ def watch_load() -> Iterator[LoadWindow]:
     window.ray_cpu_s = max(0.0, ray_cpu_s() - ray)
 
 
-def wait_until_quiet(limit_s: float, *, quiet_pct: float = 10.0, sample_s: float = 1.0) -> float:
+def wait_until_quiet(limit_s: float, *, quiet_pct: float = FOREIGN_LOAD_PCT, sample_s: float = 1.0) -> float:
     """Wait until the rest of the machine uses less than ``quiet_pct`` of its CPUs, ``limit_s`` at most.
 
     Returns the seconds waited.
