@@ -71,9 +71,11 @@ class Server:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     place = Server(tmp_path_factory.mktemp("server"))
-    place.start()
-    yield place
-    place.stop()
+    try:
+        place.start()
+        yield place
+    finally:  # also where it never answered
+        place.stop()
 
 
 @pytest.fixture

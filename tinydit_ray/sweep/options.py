@@ -55,7 +55,14 @@ class SweepOptions:
 def parser(prog: str, description: str) -> argparse.ArgumentParser:
     """The parser of a sweep script with all shared options."""
     p = argparse.ArgumentParser(prog=prog, description=description, allow_abbrev=False)
-    what = p.add_argument_group("what to measure")
+    _what_to_measure(p.add_argument_group("what to measure"))
+    _how_to_measure(p.add_argument_group("how to measure"))
+    _where_to_run(p.add_argument_group("where to run"))
+    _what_comes_out(p.add_argument_group("what comes out"))
+    return p
+
+
+def _what_to_measure(what: argparse._ArgumentGroup) -> None:
     what.add_argument("--grid", metavar="FILE", help="grid file, or the name of one that comes with the product")
     what.add_argument(
         "--set",
@@ -69,7 +76,9 @@ def parser(prog: str, description: str) -> argparse.ArgumentParser:
     what.add_argument("--control", metavar="AXIS=VALUE,…", help="what cells are paired with (default: plain fp32)")
     what.add_argument("--data", default="auto", help="auto, cifar10, shapes, or a folder (default: auto)")
     what.add_argument("--classes", default="", metavar="1,9", help="only these classes")
-    how = p.add_argument_group("how to measure")
+
+
+def _how_to_measure(how: argparse._ArgumentGroup) -> None:
     how.add_argument("--rounds", type=count(1), help="processes each cell is timed in (default: 3)")
     how.add_argument(
         "--time", dest="time_s", type=_positive, help="seconds of timing per cell, all rounds (default: 24)"
@@ -123,14 +132,18 @@ def parser(prog: str, description: str) -> argparse.ArgumentParser:
         metavar="N",
         help="images sampled for probe-FD after training (default: 250; 0: none)",
     )
-    where = p.add_argument_group("where to run")
+
+
+def _where_to_run(where: argparse._ArgumentGroup) -> None:
     where.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     where.add_argument("--cpus-per-worker", type=count(1), help="CPUs and threads of a trial (default: all of a node)")
     where.add_argument(
         "--no-ray", dest="ray", action="store_false", help="cells one after another in subprocesses, no Ray"
     )
     where.add_argument("--address", help="an existing Ray cluster (default: start one here)")
-    out = p.add_argument_group("what comes out")
+
+
+def _what_comes_out(out: argparse._ArgumentGroup) -> None:
     out.add_argument("--out", type=Path, default=Path("runs"), help="folder that holds the sweeps (default: runs)")
     out.add_argument("--name", help="name of this sweep's folder (default: grid and date)")
     out.add_argument("--resume", metavar="NAME", help="go on with this sweep: run what is missing or not ok")
@@ -138,7 +151,6 @@ def parser(prog: str, description: str) -> argparse.ArgumentParser:
     out.add_argument("--experiment", default="tinydit", help="MLflow experiment (default: tinydit)")
     out.add_argument("--dry-run", action="store_true", help="print the cells and the estimated time, run nothing")
     out.add_argument("--yes", action="store_true", help=f"run a grid of more than {MANY_CELLS:,} cells")
-    return p  # fmt: skip
 
 
 def options_from(args: argparse.Namespace, *, default_grid: str, command: list[str]) -> SweepOptions:
