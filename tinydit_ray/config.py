@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,8 +26,12 @@ PRESETS: dict[str, tuple[int, int, int]] = {
     "B": (768, 12, 12),
 }
 
-COMPILE_ONLY = ("compile_scope", "fullgraph", "dynamic", "inductor")
+COMPILE_ONLY = ("compile_scope", "fullgraph", "dynamic", "duck_shapes", "inductor")
+# Axes that came after records existed: at its default such an axis is not hashed, so that older ids still match.
+ADDED_LATER = ("network", "duck_shapes", "residual")
+AUTOCAST = ("bf16", "fp16")  # precisions under autocast, over fp32 weights
 SIZE_AXES = ("dim", "depth", "heads")  # what a preset resolves to
+NETWORK = "tinydit"  # the net of this package; another is named package.module:function
 IMAGE_SIZE = 32
 CHANNELS = 3
 PATCH_SIZE = 4
@@ -51,6 +56,9 @@ class CellConfig:
         "flash-attn", "xformers", "sage", help="attention kernel",
     )  # fmt: skip
     precision: str = _words("fp32", "fp32-medium", "bf16", "fp16", "bf16-weights", help="number format")
+    residual: str = _words(
+        "fp32", "autocast", help="dtype of the tokens between blocks, under autocast: fp32, or the autocast dtype"
+    )
     compile: str = _words(
         "off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs",
         help="torch.compile mode",
@@ -58,15 +66,29 @@ class CellConfig:
     compile_scope: str = _words("model", "block", help="what is compiled: all, or the repeated block")
     fullgraph: str = _words("off", "on", help="refuse graph breaks")
     dynamic: str = _words("auto", "off", "on", help="dynamic shapes in compiled graphs")
+    duck_shapes: str = _words(
+        "on", "off", help="whether sizes that are equal while compiling share one symbol (with dynamic on)"
+    )
     inductor: str = _words(
         "none", "coordinate-descent", "epilogue-fusion", "conv-1x1-as-mm",
         help="named set of Inductor options",
     )  # fmt: skip
+    network: str = field(
+        default=NETWORK,
+        metadata={
+            "pattern": r"tinydit|[A-Za-z_][\w.]*:[A-Za-z_]\w*",
+            "like": "tinydit or package.module:function",
+            "help": "the net: TinyDiT, or a function that makes another (--model package.module:function)",
+        },
+    )
     dim: int = _number(128, low=2, help="model width D")
     depth: int = _number(4, low=1, help="number of blocks")
     heads: int = _number(4, low=1, help="attention heads; must divide dim")
     qkv: str = _words("fused", "separate", help="one projection for q, k, v or three")
-    gelu: str = _words("exact", "tanh", help="GELU form; tanh changes the function a little")
+    gelu: str = _words(
+        "exact", "tanh", "tanh-sigmoid",
+        help="GELU form; tanh changes the function a little, tanh-sigmoid is the same written with a sigmoid",
+    )  # fmt: skip
     adaln: str = _words("per-block", "merged", help="adaLN projections: one per block, or one matmul for all")
     patches: str = _words("conv", "linear", help="patch embedding: strided convolution, or reshape + Linear")
     memory_format: str = _words("contiguous", "channels-last", help="layout of image tensors")
@@ -90,6 +112,10 @@ class CellConfig:
             for name in COMPILE_ONLY:
                 if getattr(self, name) != AXES[name].default:
                     raise ValueError(f"{name}: {getattr(self, name)!r} has no effect while compile is off")
+        if self.residual == "autocast" and self.precision not in AUTOCAST:
+            raise ValueError(f"residual: 'autocast' has no effect in precision {self.precision}: there is no autocast")
+        if self.duck_shapes == "off" and self.dynamic != "on":
+            raise ValueError("duck_shapes: 'off' has no effect while dynamic is not on: no size has a symbol")
         if self.batch_size % self.workers:
             raise ValueError(
                 f"batch_size {self.batch_size} is not divisible by workers {self.workers}: each worker takes"
@@ -100,13 +126,21 @@ class CellConfig:
     def model(self) -> str:
         """Preset name of the size, or ``dim/depth/heads`` where no preset has it."""
         size = (self.dim, self.depth, self.heads)
+        if self.network != NETWORK:
+            own = tuple(AXES[name].default for name in SIZE_AXES)
+            return self.network if size == own else f"{self.network} {'/'.join(map(str, size))}"
         names = [name for name, preset in PRESETS.items() if preset == size]
         return names[0] if names else "/".join(map(str, size))
 
     @property
     def config_id(self) -> str:
         """Hash of the resolved config alone: what ``compare`` matches on."""
-        return short_hash(dataclasses.asdict(self))
+        return short_hash(self.identity())
+
+    def identity(self) -> dict[str, Scalar]:
+        """The axis values that a hash is taken of."""
+        values = self.asdict()
+        return {k: v for k, v in values.items() if k not in ADDED_LATER or v != AXES[k].default}
 
     def columns(self) -> dict[str, Scalar]:
         """The ``config.*`` columns of a record."""
@@ -114,13 +148,13 @@ class CellConfig:
         return {**row, "config.model": self.model}
 
     def asdict(self) -> dict[str, Scalar]:
-        return dataclasses.asdict(self)
+        return dict(vars(self))  # plain values alone: dataclasses.asdict would copy each, 30 times as slow
 
     def replace(self, **changes: Scalar) -> CellConfig:
         """A copy with other values; a ``model`` among them replaces the whole size."""
         kept = self.asdict()
         if "model" in changes:
-            kept = {name: value for name, value in kept.items() if name not in SIZE_AXES}
+            kept = {name: value for name, value in kept.items() if name not in (*SIZE_AXES, "network")}
         return from_mapping({**kept, **changes})
 
 
@@ -130,8 +164,8 @@ AXIS_NAMES = (*AXES, "model")
 CONTROL_DEFAULTS: dict[str, Any] = {
     name: AXES[name].default
     for name in (
-        "attention", "precision", "compile", "compile_scope", "fullgraph", "dynamic", "inductor", "qkv",
-        "gelu", "adaln", "patches", "memory_format", "optimizer", "cuda_graph", "sampler",
+        "attention", "precision", "residual", "compile", "compile_scope", "fullgraph", "dynamic", "duck_shapes",
+        "inductor", "qkv", "gelu", "adaln", "patches", "memory_format", "optimizer", "cuda_graph", "sampler",
     )
 }  # fmt: skip
 
@@ -151,7 +185,10 @@ def from_mapping(values: Mapping[str, Any]) -> CellConfig:
     for key in values:
         check_key(key)
     resolved: dict[str, Any] = {}
-    if "model" in values:
+    if isinstance(model := values.get("model"), str) and ":" in model:  # a net of the user's own, and its size
+        resolved["network"], _, size = str(values.pop("model")).partition(" ")
+        resolved.update(zip(SIZE_AXES, preset_size(size), strict=True) if size else ())
+    elif "model" in values:
         resolved.update(zip(SIZE_AXES, preset_size(values.pop("model")), strict=True))
     for key, value in values.items():
         resolved[key] = coerce(key, value)
@@ -187,6 +224,8 @@ def coerce(key: str, value: Any) -> Scalar:
         if not isinstance(value, str):
             raise ValueError(f"{key}: {value!r} is not a word; possible: {', '.join(axis.metadata['values'])}")
         return value
+    if "pattern" in axis.metadata:
+        return str(value)
     if key == "max_grad_norm" and value == "off":
         return 0.0
     wanted: type[Any] = type(axis.default)
@@ -218,6 +257,9 @@ def check_value(axis: dataclasses.Field[Any], value: Any) -> None:
             raise ValueError(
                 f"{axis.name}: {value!r} is not possible{nearest(str(value), values)}; possible: {', '.join(values)}"
             )
+    elif "pattern" in axis.metadata:
+        if not re.fullmatch(axis.metadata["pattern"], str(value)):
+            raise ValueError(f"{axis.name}: {value!r} is not possible; possible: {axis.metadata['like']}")
     elif not axis.metadata["low"] <= value < float("inf"):
         raise ValueError(f"{axis.name}: {value} is not possible; a number of at least {axis.metadata['low']}")
 

@@ -1,4 +1,4 @@
-"""Grid files: which cells a sweep measures. YAML with ``base axes cells exclude control rounds steps``."""
+"""Grid files: which cells a sweep measures. YAML with ``base axes cells exclude control rounds steps budget``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from tinydit_ray.config import (
+    AUTOCAST,
     AXES,
     COMPILE_ONLY,
     SIZE_AXES,
@@ -26,7 +27,7 @@ from tinydit_ray.config import (
     preset_size,
 )
 
-KEYS = ("base", "axes", "cells", "exclude", "control", "rounds", "steps")
+KEYS = ("base", "axes", "cells", "exclude", "control", "rounds", "steps", "budget")
 MANY_CELLS = 10_000  # more than this is asked about first
 
 
@@ -45,6 +46,7 @@ class Grid:
     control: Mapping[str, Any] = field(default_factory=dict)
     rounds: int | None = None
     steps: int | None = None
+    budget_s: float | None = None
 
     @property
     def count(self) -> int:
@@ -85,6 +87,8 @@ class Grid:
         if values.get("compile") == "off" and ("compile" in self.axes or "compile" in extra):
             # one of a product: without a compiler its switches are no axes, and the duplicates fall together
             values = {key: value for key, value in values.items() if key not in COMPILE_ONLY}
+        if values.get("precision", "fp32") not in AUTOCAST and ("precision" in self.axes or "precision" in extra):
+            values = {key: value for key, value in values.items() if key != "residual"}
         try:
             return from_mapping(values)
         except ValueError as error:
@@ -101,7 +105,8 @@ def _matches(cell: CellConfig, pattern: Mapping[str, Any]) -> bool:
 
 def varying_axes(cells: Sequence[CellConfig]) -> list[str]:
     """Axes with more than one value, sizes as ``model``, in the order of the config."""
-    axes = [name for name in cells[0].asdict() if len({cell.asdict()[name] for cell in cells}) > 1]
+    rows = [cell.asdict() for cell in cells]
+    axes = [name for name in rows[0] if len({row[name] for row in rows}) > 1]
     if set(SIZE_AXES) & set(axes):
         axes = ["model", *(name for name in axes if name not in SIZE_AXES)]
     first = [name for name in ("attention", "precision") if name in axes]
@@ -179,6 +184,7 @@ def _grid(content: Any) -> Grid:
         control=_axis_map(content.get("control"), "control"),
         rounds=_count(content.get("rounds"), "rounds", 1),
         steps=_count(content.get("steps"), "steps", 0),
+        budget_s=_budget(content.get("budget")),
     )
     if not grid.count:
         raise ValueError("the grid is empty: give axes or cells")
@@ -234,6 +240,22 @@ def _count(value: Any, where: str, low: int) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int) or value < low:
         raise ValueError(f"{where}: {value!r} is not a whole number of at least {low}")
     return value
+
+
+def _budget(value: Any) -> float | None:
+    if value is None:
+        return None
+    seconds = parse_duration(str(value))
+    if seconds is None:
+        raise ValueError(f"budget: {value!r} is not a duration such as 90s, 10m or 2h")
+    return seconds
+
+
+def parse_duration(text: str) -> float | None:
+    """``90``, ``90s``, ``10m``, ``2h`` in seconds; None for anything else, and for nothing at all."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smh]?)", text)
+    seconds = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else 0.0
+    return seconds if 0 < seconds < math.inf else None
 
 
 def parse_sets(texts: Iterable[str]) -> dict[str, list[Any]]:

@@ -18,6 +18,7 @@ from tinydit_ray.config import AXES
 SCHEMA_VERSION = 1
 
 STATUSES = ("ok", "oom", "timeout", "unsupported", "diverged", "failed", "skipped")
+DISTURBED = frozenset({"foreign-load", "foreign-gpu"})  # flags
 BAD_STATUSES = ("oom", "timeout", "diverged", "failed")  # a sweep with one of these exits with 3
 
 Record = dict[str, Any]
@@ -38,12 +39,15 @@ ASKED = {
     f"config.{name}": (str if "values" in axis.metadata else type(axis.default)) for name, axis in AXES.items()
 } | {"config.model": str}
 EFFECTIVE = {
-    **_columns(str, "attention_op autocast_dtype matmul_dtype weight_dtype", "effective."),
+    **_columns(str, "attention_op attention_dtype autocast_dtype matmul_dtype weight_dtype", "effective."),
     **_columns(int, "graphs graph_breaks recompiles", "effective."),
     **_columns(str, "compiled_in_window optimizer", "effective."),
     **_columns(int, "threads nice pid", "effective."),
     **_columns(str, "fresh_process device python torch ray cpu_capability", "effective."),
-    **_columns(str, "deterministic matmul_precision", "effective."),
+    **_columns(str, "deterministic matmul_precision cuda_graph malloc", "effective."),
+    **_columns(int, "host_syncs", "effective."),  # of one step; CUDA only
+    **_columns(int, "workers", "effective."),
+    **_columns(str, "backend", "effective."),  # of several workers: gloo, nccl
 }
 SPEED = {
     **_columns(float, "import_s data_s build_s first_step_s compile_s"),
@@ -53,11 +57,15 @@ SPEED = {
     **_columns(float, "speedup_vs_control speedup_ci_low speedup_ci_high foreign_cpu_pct"),
     **_columns(int, "concurrent_trials"),
     **_columns(str, "compile_cache flags"),
+    **_columns(str, "scaling_baseline"),  # strong or weak: what scaling_efficiency is over (sweep/workers.py)
     **_columns(float, "scaling_efficiency sample_ms_per_image break_even_steps"),
     **_columns(int, "skipped_optimizer_steps"),
     **_columns(float, "batch_ms window_s peak_tflops"),
     **_columns(str, "peak_source"),  # of mfu: known (data sheet) or measured (a matmul probe in the trial)
+    **_columns(float, "control_sample_ms_per_image page_faults_per_step"),
     **_columns(float, "ray_cpu_s"),  # CPU seconds of Ray's own processes during the window
+    **_columns(int, "foreign_gpu_processes"),
+    **_columns(str, "gpu_throttle"),  # reasons that held the GPU's clock down, with their share of the window
 }
 MEMORY = _columns(float, "peak_rss_mb peak_device_mb")
 QUALITY = {
@@ -67,6 +75,8 @@ QUALITY = {
     **_columns(float, "train_loss_last"),
     **_columns(int, "steps_trained"),
     **_columns(float, "train_wall_s"),
+    **_columns(float, "ema_decay"),  # of the averaged weights behind velocity_mse_ema and probe_fd_ema
+    **_columns(float, "sample_velocity_mse"),  # of the net as it samples; velocity_mse is fp32 and eager
 }
 COST = _columns(float, "queued_s start_s orchestration_s")
 POOLED = {
@@ -140,3 +150,24 @@ def last_attempts(records: Iterable[Record]) -> list[Record]:
         if key not in latest or (row["attempt"] or 0) >= (latest[key]["attempt"] or 0):
             latest[key] = row
     return list(latest.values())
+
+
+def flags_of(row: Mapping[str, Any]) -> list[str]:
+    return [flag for flag in (row["flags"] or "").split(",") if flag]
+
+
+def add_flags(record: Record, flags: Iterable[str]) -> None:
+    """Those that it has not yet, behind those that it has."""
+    record["flags"] = ",".join(dict.fromkeys([*flags_of(record), *flags])) or None
+
+
+def is_disturbed(row: Mapping[str, Any]) -> bool:
+    """Whether other programs had a share in the round's times."""
+    return not DISTURBED.isdisjoint(flags_of(row))
+
+
+def undisturbed(rows: Iterable[Mapping[str, Any]]) -> list[Any]:
+    """The rounds of one cell that are pooled, of those that are ok: disturbed ones only where there is no other. It is
+    the load that decides, never the outcome, so that leaving them out biases nothing."""
+    ok = [row for row in rows if row["status"] == "ok"]
+    return [row for row in ok if not is_disturbed(row)] or ok

@@ -20,9 +20,11 @@ import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from tinydit_ray.config import CellConfig, control_of
+from tinydit_ray.train.group import Group
 
 # precision -> (relative tolerance of the loss, of each gradient tensor)
 TOLERANCES: dict[str, tuple[float, float]] = {
@@ -37,6 +39,21 @@ NORM_FLOOR = 1e-2  # of the total norm, shared evenly among the tensors
 
 class HasGradients(Protocol):
     def gradients(self, batch: Any) -> tuple[float, dict[str, Tensor]]: ...
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """Loss and gradients of a trainer that knows nothing of other workers, averaged over them by hand: what
+    DistributedDataParallel's averaging is compared with."""
+
+    trainer: HasGradients
+    group: Group
+
+    def gradients(self, batch: Any) -> tuple[float, dict[str, Tensor]]:
+        loss, grads = self.trainer.gradients(batch)
+        device = next(iter(grads.values())).device
+        mean = self.group.mean(torch.tensor(loss, device=device)).item()
+        return mean, {name: self.group.mean(grad) for name, grad in grads.items()}
 
 
 @dataclass(frozen=True)
@@ -55,8 +72,8 @@ class Agreement:
 
 
 def reference_of(cell: CellConfig) -> CellConfig:
-    """The plain cell that computes the same function: the tanh GELU is compared with a tanh GELU."""
-    return control_of(cell, {"gelu": cell.gelu})
+    """The plain cell that computes the same function: both forms of the tanh GELU are compared with PyTorch's."""
+    return control_of(cell, {"gelu": "exact" if cell.gelu == "exact" else "tanh"})
 
 
 def compare(cell: HasGradients, reference: HasGradients, batch: Any, precision: str) -> Agreement:
@@ -80,6 +97,12 @@ def worst_gradient(grads: dict[str, Tensor], ref_grads: dict[str, Tensor]) -> tu
         errors[name] = error if math.isfinite(error) else math.inf
     worst = max(errors, key=lambda name: errors[name])
     return worst, errors[worst]
+
+
+def relative_error(value: Tensor, reference: Tensor) -> float:
+    """‖value - reference‖ / ‖reference‖ (L2) in float64; inf where it is not finite."""
+    error = ((value.double() - reference.double()).norm() / reference.double().norm()).item()
+    return error if math.isfinite(error) else math.inf
 
 
 def _problem(loss: float, ref_loss: float, worst: str, error: float, precision: str) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 from tinydit_ray.config import CellConfig
 
 OPTIONAL_KERNELS = {"flash-attn": "flash_attn", "xformers": "xformers", "sage": "sageattention"}
+OWN_GRAPHS = ("reduce-overhead", "max-autotune")  # compile modes that capture CUDA graphs themselves
 
 
 class Unsupported(Exception):
@@ -38,6 +39,18 @@ def check_capability(cell: CellConfig) -> None:
         _medium,
     ):
         check(cell)
+
+
+def check_group(cell: CellConfig, times: str) -> None:
+    """What several workers cannot do together; raises Unsupported."""
+    if cell.workers == 1:
+        return
+    if times == "sampler":
+        raise Unsupported(f"workers {cell.workers}: a sampler is timed in one process")
+    if times == "quality":
+        raise Unsupported(f"workers {cell.workers}: a quality grid trains each cell in one process")
+    if cell.cuda_graph == "on":
+        raise Unsupported(f"cuda_graph on: a step that {cell.workers} workers take together is not captured")
 
 
 def _device(cell: CellConfig) -> None:
@@ -92,15 +105,35 @@ def _optimizer(cell: CellConfig) -> None:
 def _cuda_only(cell: CellConfig) -> None:
     if cell.cuda_graph == "on" and cell.device != "cuda":
         raise Unsupported(f"cuda_graph on: needs a CUDA device, the cell asks for {cell.device}")
-    if cell.cuda_graph == "on":
-        raise Unsupported("cuda_graph on: whole-step capture is not built yet")
+    if cell.cuda_graph == "on" and cell.precision == "fp16":
+        raise Unsupported("cuda_graph on: fp16's loss scaler asks the device in each step, which no graph can hold")
+    if cell.cuda_graph == "on" and cell.compile in OWN_GRAPHS:
+        raise Unsupported(f"cuda_graph on: compile {cell.compile} captures graphs of its own, and they do not nest")
     if cell.compile == "reduce-overhead" and cell.device == "cpu":
         raise Unsupported("compile reduce-overhead: CUDA graphs are its only difference, and there are none on the CPU")
 
 
 def _sampler(cell: CellConfig) -> None:
-    if cell.sampler != "eager":
-        raise Unsupported(f"sampler {cell.sampler}: only the eager sampler is built yet")
+    if cell.sampler == "compiled" and cell.device == "cpu" and (problem := cxx_problem(os.environ.get("CXX", ""))):
+        raise Unsupported(f"sampler compiled: {problem}")
+    if cell.sampler == "bf16" and (problem := _try(lambda: _small_layer(cell.replace(precision="bf16-weights")))):
+        raise Unsupported(f"sampler bf16 on {cell.device}: {problem}")
+    if cell.sampler == "int8":
+        if importlib.util.find_spec("torchao") is None:
+            raise Unsupported("sampler int8: the package torchao is not installed (pip install 'tinydit-ray[int8]')")
+        if problem := _try(lambda: _small_sampler(cell)):
+            raise Unsupported(f"sampler int8 on {cell.device}: {problem}")
+
+
+def _small_sampler(cell: CellConfig) -> None:
+    import torch
+
+    from tinydit_ray.model import TinyDiTConfig, build_model
+    from tinydit_ray.sampler import Sampler
+
+    model = build_model(TinyDiTConfig.of(cell.replace(depth=1)), cell.seed).to(cell.device)
+    x = torch.zeros(2, 3, 32, 32, device=cell.device)
+    Sampler(model, cell.sampler).velocity(x, torch.zeros(2, device=cell.device))
 
 
 def _attention(cell: CellConfig) -> None:

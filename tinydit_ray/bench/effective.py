@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 
 from tinydit_ray.bench.capability import compute_dtype
 from tinydit_ray.bench.machine import cpu_name
-from tinydit_ray.config import CellConfig
+from tinydit_ray.config import NETWORK, CellConfig
 from tinydit_ray.train import FastTrainer
 
 # A dispatched attention op, as part of its profiler name -> what is recorded. First match counts.
@@ -31,16 +32,15 @@ ATTENTION_OPS = (
 # clipping uses foreach kernels too; only the optimiser divides
 OPTIMIZER_OPS = (("_fused_adamw_", "adamw-fused"), ("_foreach_addcdiv_", "adamw-foreach"))
 COMPILED_REGION = "Torch-Compiled Region"
+# as the profiler writes C++ types
+_DTYPE_WORDS = {"float": "float32", "c10::BFloat16": "bfloat16", "c10::Half": "float16", "double": "float64"}
 
 
 @dataclass(frozen=True)
-class StepTrace:
-    """Names and counts of what one training step dispatched, and the dtypes seen on the way."""
+class OpTrace:
+    """Names and counts of the ops that were dispatched."""
 
     ops: dict[str, int]
-    autocast_dtype: str  # "off" where no autocast context was active
-    matmul_dtype: str  # of the model's output, the result of its last matmul
-    matmul_precision: str  # of fp32 matmuls while the model ran
 
     @property
     def attention_op(self) -> str:
@@ -50,26 +50,102 @@ class StepTrace:
         return "manual" if self.count("aten::bmm") or self.count("aten::matmul") else "unknown"
 
     @property
+    def compiled_regions(self) -> int:
+        return self.count(COMPILED_REGION)
+
+    @property
+    def int8_matmuls(self) -> int:
+        return self.count("int_mm")
+
+    def count(self, part: str) -> int:
+        return _count(self.ops, part)
+
+
+@dataclass(frozen=True)
+class StepTrace(OpTrace):
+    """What one training step dispatched, and the dtypes seen on the way."""
+
+    autocast_dtype: str  # "off" where no autocast context was active
+    matmul_dtype: str  # of the model's output, the result of its last matmul
+    matmul_precision: str  # of fp32 matmuls while the model ran
+    replay: dict[str, int] | None = None  # ops of a replayed step, where the step is captured as a whole
+    host_syncs: int | None = None  # times the host waited for the device; None on the CPU
+    attention_dtype: str = "unknown"  # of the inputs of the attention op (of the first bmm, where hand-written)
+
+    @property
     def optimizer(self) -> str:
         return next((name for part, name in OPTIMIZER_OPS if self.count(part)), "adamw-single-tensor")
 
     @property
-    def compiled_regions(self) -> int:
-        return self.count(COMPILED_REGION)
+    def cuda_graph(self) -> str:
+        """``whole step``: one launch and no matmul from the host; ``parts``: a compiler's own graphs."""
+        ops = self.ops if self.replay is None else self.replay
+        launches = _count(ops, "cudaGraphLaunch")
+        if not launches:
+            return "off"
+        from_host = any(_count(ops, name) for name in ("aten::mm", "aten::addmm", "aten::bmm", COMPILED_REGION))
+        return "whole step" if launches == 1 and not from_host else "parts"
 
-    def count(self, part: str) -> int:
-        return sum(n for name, n in self.ops.items() if part in name)
+
+def _count(ops: dict[str, int], part: str) -> int:
+    return sum(n for name, n in ops.items() if part in name)
 
 
 def trace_step(trainer: FastTrainer, batch: Any) -> StepTrace:
-    """Run one training step under the profiler, looking at the dtypes in its forward pass."""
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if trainer.device_type == "cuda":
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
-    with _spy_on_loss(trainer) as seen, torch.profiler.profile(activities=activities) as profiler:
-        trainer.train_step(batch)
-    ops = {event.key: event.count for event in profiler.key_averages()}
-    return StepTrace(ops, seen["autocast"], seen["output"], seen["precision"])
+    """Run one training step under the profiler, looking at the dtypes in its forward pass.
+
+    A step captured as a CUDA graph runs nothing of that kind: its replay is traced apart, and the very update
+    that was captured is run once more from the host, for the names of its ops.
+    """
+    on_cuda = trainer.device_type == "cuda"
+    replay = _op_counts(_profiled(lambda: trainer.train_step(batch), on_cuda)) if trainer.graph is not None else None
+    step = trainer.train_step if trainer.graph is None else trainer.update
+    with _spy_on_loss(trainer) as seen:
+        profiler = _profiled(lambda: step(batch), on_cuda)
+    syncs = count_host_syncs(lambda: trainer.train_step(batch)) if on_cuda else None
+    ops, dtype = _op_counts(profiler), _attention_dtype(profiler.events() or [])
+    return StepTrace(ops, seen["autocast"], seen["output"], seen["precision"], replay, syncs, dtype)
+
+
+def trace_ops(action: Callable[[], Any], on_cuda: bool) -> OpTrace:
+    """What ``action`` dispatches, by the profiler."""
+    return OpTrace(_op_counts(_profiled(action, on_cuda)))
+
+
+def _profiled(action: Callable[[], Any], on_cuda: bool) -> torch.profiler.profile:
+    """The profile of all that ran, with the dtypes of each op's inputs."""
+    kinds = torch.profiler.ProfilerActivity
+    activities = [kinds.CPU, kinds.CUDA] if on_cuda else [kinds.CPU]
+    with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
+        action()
+    return profiler
+
+
+def _op_counts(profiler: torch.profiler.profile) -> dict[str, int]:
+    return {event.key: event.count for event in profiler.key_averages()}
+
+
+def count_host_syncs(action: Callable[[], Any]) -> int:
+    """How often ``action`` makes the host wait for the CUDA device, by PyTorch's sync debug mode."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            action()
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    return sum("synchroniz" in str(warning.message) for warning in caught)
+
+
+def _attention_dtype(events: Iterable[Any]) -> str:
+    """dtype of q in the first attention op of the step; SDPA in fp32 under autocast shows nowhere else."""
+    for parts in ([part for part, _ in ATTENTION_OPS], ["aten::bmm"]):
+        for event in events:
+            given = [word for word in getattr(event, "input_dtypes", None) or [] if word in _DTYPE_WORDS]
+            if given and any(part in event.name for part in parts):
+                return _DTYPE_WORDS[given[0]]
+    return "unknown"
 
 
 @contextmanager
@@ -82,11 +158,11 @@ def _spy_on_loss(trainer: FastTrainer) -> Iterator[dict[str, str]]:
     def spying_loss(net: Any, batch: Any) -> torch.Tensor:
         seen["precision"] = torch.get_float32_matmul_precision()
         if torch.is_autocast_enabled(device):
-            seen["autocast"] = _name(torch.get_autocast_dtype(device))
+            seen["autocast"] = dtype_name(torch.get_autocast_dtype(device))
 
         def spied(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
             out = net(x, t)
-            seen["output"] = _name(out.dtype)
+            seen["output"] = dtype_name(out.dtype)
             return out
 
         return loss_fn(spied, batch)
@@ -160,14 +236,17 @@ def trace_facts(trace: StepTrace, counts: CompileCounts, weight_dtype: torch.dty
     """``effective.*`` of a traced step."""
     return {
         "effective.attention_op": trace.attention_op,
+        "effective.attention_dtype": trace.attention_dtype,
         "effective.autocast_dtype": trace.autocast_dtype,
         "effective.matmul_dtype": trace.matmul_dtype,
-        "effective.weight_dtype": _name(weight_dtype),
+        "effective.weight_dtype": dtype_name(weight_dtype),
         "effective.optimizer": trace.optimizer,
         "effective.graphs": counts.graphs,
         "effective.graph_breaks": counts.graph_breaks,
         "effective.recompiles": counts.recompiles,
         "effective.matmul_precision": trace.matmul_precision,
+        "effective.cuda_graph": trace.cuda_graph,
+        "effective.host_syncs": trace.host_syncs,
     }
 
 
@@ -175,9 +254,12 @@ def mismatches(cell: CellConfig, facts: dict[str, Any], threads: int) -> list[st
     """Each way in which what ran is not what was asked, in words; a cell with any is not ok."""
     checks = (
         ("attention", cell.attention, facts["effective.attention_op"], _attention_fits(cell, facts)),
+        ("attention", cell.attention, f"on {facts['effective.attention_dtype']}", _attention_dtype_fits(cell, facts)),
         ("precision", cell.precision, _precision_seen(facts), _dtype_fits(cell, facts)),
         ("optimizer", cell.optimizer, facts["effective.optimizer"], _optimizer_fits(cell, facts)),
         ("compile", cell.compile, facts["effective.compiled_in_window"], _compile_fits(cell, facts)),
+        ("cuda_graph", cell.cuda_graph, facts["effective.cuda_graph"],
+         (cell.cuda_graph == "on") == (facts["effective.cuda_graph"] == "whole step")),
         ("threads", threads, facts["effective.threads"], threads == facts["effective.threads"]),
         ("fullgraph", cell.fullgraph, f"{facts['effective.graph_breaks']} graph breaks",
          cell.fullgraph == "off" or not facts["effective.graph_breaks"]),
@@ -187,16 +269,28 @@ def mismatches(cell: CellConfig, facts: dict[str, Any], threads: int) -> list[st
 
 def _attention_fits(cell: CellConfig, facts: dict[str, Any]) -> bool:
     ran = facts["effective.attention_op"]
+    if cell.network != NETWORK and cell.attention == "manual":
+        return True  # another net's own attention, if it has any: nothing was asked of it
     if cell.attention in ("sdpa", "sdpa-upcast"):
         return ran.startswith("sdpa-")
     return ran == cell.attention
 
 
+def _attention_dtype_fits(cell: CellConfig, facts: dict[str, Any]) -> bool:
+    """Of SDPA kernels alone: sdpa-upcast differs from sdpa in nothing but the dtype that reaches the kernel."""
+    if not (cell.attention.startswith("sdpa") and facts["effective.attention_op"].startswith("sdpa-")):
+        return True
+    wanted = "float32" if cell.attention == "sdpa-upcast" else dtype_name(compute_dtype(cell.precision))
+    return facts["effective.attention_dtype"] == wanted
+
+
 def _dtype_fits(cell: CellConfig, facts: dict[str, Any]) -> bool:
-    wanted = _name(compute_dtype(cell.precision))
+    wanted = dtype_name(compute_dtype(cell.precision))
     autocast = wanted if cell.precision in ("bf16", "fp16") else "off"
     weights = wanted if cell.precision == "bf16-weights" else "float32"
     seen = (facts["effective.matmul_dtype"], facts["effective.autocast_dtype"], facts["effective.weight_dtype"])
+    if cell.network != NETWORK:  # what another net returns may be of any dtype
+        seen, wanted = ("", *seen[1:]), ""
     medium = "medium" if cell.precision == "fp32-medium" else "highest"
     return seen == (wanted, autocast, weights) and facts["effective.matmul_precision"] == medium
 
@@ -220,5 +314,5 @@ def _compile_fits(cell: CellConfig, facts: dict[str, Any]) -> bool:
     return facts["effective.compiled_in_window"] == ("no" if cell.compile == "off" else "yes")
 
 
-def _name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

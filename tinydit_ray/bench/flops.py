@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from tinydit_ray.config import CellConfig
+from tinydit_ray.config import CHANNELS, IMAGE_SIZE, NETWORK, CellConfig, control_of
 
 
-def model_gflops_per_step(cell: CellConfig) -> float:
+def model_gflops_per_step(cell: CellConfig) -> float | None:
     """GFLOP (multiply and add count as two) of forward and backward at the cell's batch.
 
     Counted once on the meta device with hand-written attention, so that a kernel the counter does
     not know, or one that recomputes, does not change what the model needs. Matmuls and convolutions
-    only, as in ``torch.utils.flop_counter``.
+    only, as in ``torch.utils.flop_counter``. None for a net of the user's own that does not run on that device.
     """
+    try:
+        return _counted(cell)
+    except Exception:
+        if cell.network == NETWORK:
+            raise
+        return None
+
+
+def _counted(cell: CellConfig) -> float:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
     from tinydit_ray.flow import flow_matching_loss
-    from tinydit_ray.model import TinyDiT, TinyDiTConfig
+    from tinydit_ray.network import build_network
 
-    plain = TinyDiTConfig(dim=cell.dim, depth=cell.depth, num_heads=cell.heads)
+    shape = (cell.batch_size, CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
     with torch.device("meta"):
-        model = TinyDiT(plain)
-        shape = (cell.batch_size, plain.channels, plain.image_size, plain.image_size)
+        model = build_network(control_of(cell))
         batch = (torch.empty(shape), torch.empty(shape), torch.empty(cell.batch_size))
         counter = FlopCounterMode(display=False)
         with counter:

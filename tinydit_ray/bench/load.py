@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
@@ -29,6 +30,17 @@ class LoadWindow:
         if self.foreign_cpu_s is None or self.seconds <= 0:
             return None
         return 100.0 * self.foreign_cpu_s / (self.seconds * (os.cpu_count() or 1))
+
+    def own(self) -> tuple[str, int, float]:
+        """Host, process and CPU seconds, as other workers of the cell are told."""
+        return socket.gethostname(), os.getpid(), self.own_cpu_s
+
+    def without(self, workers: Sequence[tuple[str, int, float]]) -> LoadWindow:
+        """The same window where the cell's other workers on this machine are not foreign."""
+        host, pid, _ = self.own()
+        others = sum(seconds for name, number, seconds in workers if name == host and number != pid)
+        foreign = None if self.foreign_cpu_s is None else max(0.0, self.foreign_cpu_s - others)
+        return replace(self, foreign_cpu_s=foreign, ray_cpu_s=max(0.0, self.ray_cpu_s - others))
 
 
 def machine_busy_s() -> float | None:

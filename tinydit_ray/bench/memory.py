@@ -26,6 +26,13 @@ def peak_device_mb(device: str) -> float | None:
     return torch.cuda.max_memory_allocated() / MB
 
 
+def page_faults() -> int:
+    """Pages that this process has been given so far without a disk (man 2 getrusage, ru_minflt)."""
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
 def available_mb() -> float | None:
     """Memory that could be allocated now without swapping, in MB (/proc/meminfo, MemAvailable)."""
     try:
@@ -55,6 +62,9 @@ def _private_bytes() -> int:
     return int(match[1]) * 1024 if match else 0
 
 
+# oneDNN names no cause; it is memory where the process stands at its limit (its kernels are a few pages of code)
+VAGUE_SIGNS = ("could not create a primitive",)
+AT_LIMIT_BYTES = 128 * MB  # malloc asks the system for 64 MB at a time (process.keep_freed_memory)
 OOM_SIGNS = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad alloc", "not enough memory")
 
 
@@ -62,5 +72,18 @@ def is_oom(error: BaseException) -> bool:
     """Whether an exception says that memory ran out, on the CPU or the device."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
+    if isinstance(error, SystemError):  # the interpreter itself found no memory and set no exception
+        return at_limit()
     text = str(error).lower().replace("_", " ")
-    return isinstance(error, (RuntimeError, OSError)) and any(sign in text for sign in OOM_SIGNS)
+    if not isinstance(error, (RuntimeError, OSError)):
+        return False
+    vague = any(sign in text for sign in VAGUE_SIGNS) and at_limit()
+    return vague or any(sign in text for sign in OOM_SIGNS)
+
+
+def at_limit() -> bool:
+    """Whether this process has a memory limit and has all but used it up."""
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    return limit > 0 and limit - _private_bytes() < AT_LIMIT_BYTES

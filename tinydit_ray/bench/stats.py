@@ -9,9 +9,9 @@ quads and its 95 % interval are the round's estimate. ``verdict`` pools rounds o
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -95,6 +95,12 @@ class Estimate:
         known = ci_low is not None and ci_high is not None
         low, high = (float(ci_low), float(ci_high)) if known else (math.nan, math.nan)  # type: ignore[arg-type]
         return cls(float(speedup), low, high, int(timed_steps) // 2)
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Estimate:
+        """Of a record that has a speed-up."""
+        ends = (row["speedup_ci_low"], row["speedup_ci_high"])
+        return cls.from_columns(row["speedup_vs_control"], *ends, row["timed_steps"] or 0)
 
     @property
     def log_ratio(self) -> float:

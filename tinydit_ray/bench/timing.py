@@ -66,6 +66,23 @@ class CudaStopwatch:
         return [start.elapsed_time(end) for start, end in tokens]
 
 
+class GroupStopwatch:
+    """Times steps that several workers take together: all start at once, and a step takes what it took the
+    slowest (``highest`` over workers, step by step)."""
+
+    def __init__(
+        self, watch: Stopwatch, align: Callable[[], None], highest: Callable[[Sequence[float]], list[float]]
+    ) -> None:
+        self.watch, self.align, self.highest = watch, align, highest
+
+    def time(self, step: Step, batch: Any) -> Any:
+        self.align()
+        return self.watch.time(step, batch)
+
+    def read(self, tokens: Sequence[Any]) -> list[float]:
+        return self.highest(self.watch.read(tokens))
+
+
 @dataclass
 class Window:
     """Step times of one timed window, in the order they ran: two of each side per A B B A quad."""
@@ -133,11 +150,13 @@ def time_pairs(
     precise: Callable[[Window], bool] | None = None,
     limit_s: float = 0.0,
     check_every: int = 8,
+    agree: Callable[[bool], bool] = bool,
 ) -> Window:
     """Alternate one-step blocks A B B A of cell and control for ``seconds``, at least ``MIN_QUADS`` quads.
 
     Both sides of a quad see the same batches. With ``precise`` the window goes on past ``seconds``
     until it says yes (asked every ``check_every`` quads, between steps) or ``limit_s`` have passed.
+    ``agree`` makes one choice of those of several workers, whose clocks differ.
     """  # fmt: skip
     watch = stopwatch or HostStopwatch()
     window, waiting = Window(), list[Any]()
@@ -146,13 +165,13 @@ def time_pairs(
 
     def goes_on() -> bool:
         elapsed = clock() - start
-        if window.quads + len(waiting) // 4 < MIN_QUADS or elapsed < seconds:
+        if window.quads + len(waiting) // 4 < MIN_QUADS or agree(elapsed < seconds):
             return True
         if precise is None:
             return False
         _settle(watch, waiting, window)
         window.reached = precise(window)
-        return not window.reached and elapsed < limit_s
+        return not window.reached and agree(elapsed < limit_s)
 
     with no_garbage_collection():
         while goes_on():

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from filelock import FileLock
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from tinydit_ray.atomic import remove_stale, replace_text, replacing
 from tinydit_ray.data.cifar10 import CIFAR10, download_cifar10, has_cifar10
 from tinydit_ray.data.folder import FOLDER
 from tinydit_ray.data.parquet import PARQUET
@@ -180,12 +182,8 @@ def _text_hash(value: Any) -> str:
 
 def _write_memo(path: Path, value: dict[str, str]) -> None:
     """Best effort: without it the next process only hashes again."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        scratch.write_text(json.dumps(value))
-        scratch.replace(path)
-    except OSError:
-        scratch.unlink(missing_ok=True)
+    with suppress(OSError):
+        replace_text(path, json.dumps(value))
 
 
 def _make(spec: DataSpec, place: _Place) -> _Header:
@@ -212,9 +210,8 @@ def _decode(spec: DataSpec, place: _Place) -> dict[str, Decoded]:
 
 
 def _write(path: Path, splits: dict[str, Decoded]) -> _Header:
-    """To a temporary name, flushed to the disk, then renamed: the final name is always a whole file."""
-    for stale in path.parent.glob(f".{path.name}.*.tmp"):
-        stale.unlink(missing_ok=True)
+    """The cache file and its header; the final name is always a whole file."""
+    remove_stale(path)
     tensors = {}
     header = _Header(path.name, {}, {})
     for split, decoded in splits.items():
@@ -222,25 +219,12 @@ def _write(path: Path, splits: dict[str, Decoded]) -> _Header:
         tensors[f"{split}.labels"] = decoded.labels.contiguous()
         header.digests[split] = split_digest(decoded.images, decoded.labels)
         header.notes[split] = list(decoded.notes)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        save_file(tensors, scratch, metadata={"header": json.dumps(asdict(header))})
-        _sync(scratch)
-        scratch.replace(path)
-        _sync(path.parent)
-        return header
+        with replacing(path) as temporary:
+            save_file(tensors, temporary, metadata={"header": json.dumps(asdict(header))})
     except SafetensorError as error:
         raise OSError(str(error)) from error
-    finally:
-        scratch.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    return header
 
 
 def _verify(path: Path) -> _Header | None:

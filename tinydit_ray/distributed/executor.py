@@ -17,7 +17,7 @@ from typing import Any
 from tinydit_ray.config import CellConfig
 from tinydit_ray.distributed.resources import DRIVER_RESOURCE
 from tinydit_ray.sweep.errors import UsageError
-from tinydit_ray.sweep.queue import Queue
+from tinydit_ray.sweep.queue import EarlyStop, Queue
 
 ENVIRONMENT = {
     "RAY_worker_niceness": "0",  # workers run at nice 15 otherwise, and a timing would be of that
@@ -26,6 +26,9 @@ ENVIRONMENT = {
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C is the driver's to handle: it keeps what is done and ends
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_TRAIN_V2_ENABLED": "1",
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "1",  # of worker groups; each check wakes every worker once
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "150",  # loaded machines import torch slowly
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
@@ -33,18 +36,21 @@ ENVIRONMENT = {
 class RayExecutor:
     """Runs a sweep's rounds as Tune trials on a Ray of its own, or on the cluster at ``address``.
 
-    ``documented`` runs them in the pattern of Ray's documentation, for comparison. Raises UsageError where
+    ``documented`` runs them in the pattern of Ray's documentation, for comparison; ``early_stop`` ends trials that
+    are behind, where trials report scores along the way. Raises UsageError where
     the cluster can never give a trial what it asks for: such a trial would wait for ever.
     """
 
     def __init__(
-        self, *, cells: Sequence[CellConfig], address: str | None = None, concurrent: int = 1, documented: bool = False
-    ) -> None:
+        self, *, cells: Sequence[CellConfig], address: str | None = None, concurrent: int = 1,
+        documented: bool = False, early_stop: EarlyStop | None = None,
+    ) -> None:  # fmt: skip
         import ray
 
-        self.concurrent, self.documented = concurrent, documented
+        self.concurrent, self.documented, self.early_stop = concurrent, documented, early_stop
         self.name = "ray, worker group" if documented else "ray"
         self.started = not ray.is_initialized()
+        self.driven = any(c.workers > 1 for c in cells)
         needs = max((c.cpus_per_worker * c.workers for c in cells), default=1)
         gpus = max((c.gpus_per_worker * c.workers for c in cells), default=0)
         with _environment(ENVIRONMENT):
@@ -56,7 +62,7 @@ class RayExecutor:
         import ray
 
         have = ray.cluster_resources()
-        for name, asked in (("CPU", cpus), ("GPU", gpus)):
+        for name, asked in (("CPU", cpus), ("GPU", gpus), (DRIVER_RESOURCE, int(self.driven))):
             if asked > have.get(name, 0):
                 self.close()
                 raise UsageError(f"a trial asks for {asked} {name}, the cluster has {have.get(name, 0):g} in all")
@@ -65,9 +71,10 @@ class RayExecutor:
         from ray import tune
 
         from tinydit_ray.distributed.search import RecordCallback, RoundSearcher, cell_resources, driver_resources
+        from tinydit_ray.distributed.stopping import asha
         from tinydit_ray.distributed.trial import tune_trial, tune_trial_documented
 
-        searcher = RoundSearcher(queue)
+        searcher = RoundSearcher(queue, self.early_stop)
         trainable = tune_trial_documented if self.documented else tune_trial
         resources = driver_resources if self.documented else cell_resources
         with _environment(ENVIRONMENT), tempfile.TemporaryDirectory(prefix="tinydit-tune-") as storage:
@@ -75,6 +82,7 @@ class RayExecutor:
                 tune.with_resources(trainable, resources),
                 tune_config=tune.TuneConfig(
                     search_alg=searcher,
+                    scheduler=asha(self.early_stop) if self.early_stop else None,
                     num_samples=-1,
                     max_concurrent_trials=self.concurrent,
                     reuse_actors=False,

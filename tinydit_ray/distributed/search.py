@@ -15,13 +15,17 @@ from ray.tune.search import Searcher
 
 from tinydit_ray.cell import CellTask
 from tinydit_ray.distributed.resources import DRIVER_RESOURCE
+from tinydit_ray.distributed.stopping import SO_FAR, SPENT, stopped_record
 from tinydit_ray.sweep.local import lost_record, read_record
-from tinydit_ray.sweep.queue import Queue
+from tinydit_ray.sweep.queue import EarlyStop, Queue
 
 
 def cell_resources(config: dict[str, Any]) -> Any:
-    """The trial holds the CPUs and GPU itself: the cell trains in the trial's own process."""
+    """The trial holds the CPUs and GPU itself: the cell trains in the trial's own process. A trial of several
+    workers only drives them, and they hold what they need."""
     cell = CellTask.from_json(config["task"]).cell
+    if cell.workers > 1:
+        return driver_resources(config)
     bundle: dict[str, float] = {"CPU": cell.cpus_per_worker}
     if cell.gpus_per_worker:
         bundle["GPU"] = cell.gpus_per_worker
@@ -36,9 +40,10 @@ def driver_resources(config: dict[str, Any]) -> Any:
 class RoundSearcher(Searcher):
     """Suggests the queue's next round, until the queue is empty."""
 
-    def __init__(self, queue: Queue) -> None:
+    def __init__(self, queue: Queue, early_stop: EarlyStop | None = None) -> None:
         super().__init__(metric=None, mode=None)
-        self.queue = queue
+        self.queue, self.early_stop = queue, early_stop
+        self.so_far: dict[str, dict[str, Any]] = {}  # the last report of trials that report on their way
         self.tasks: dict[str, tuple[CellTask, float]] = {}
 
     def suggest(self, trial_id: str) -> Any:
@@ -73,6 +78,10 @@ class RecordCallback(Callback):
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
     ) -> None:
+        if SO_FAR in result:
+            self.searcher.so_far[trial.trial_id] = {name: result.pop(name) for name in (SO_FAR, "files")}
+            self.searcher.so_far[trial.trial_id][SPENT] = result[SPENT]
+            return
         if "record" not in result or trial.trial_id not in self.searcher.tasks:
             return
         task, _ = self.searcher.tasks.pop(trial.trial_id)
@@ -80,7 +89,17 @@ class RecordCallback(Callback):
         self.searcher.queue.done(task, record, files)
 
     def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        self._lost(trial, "the trial ended without a record")
+        if not self._stopped_early(trial):
+            self._lost(trial, "the trial ended without a record")
+
+    def _stopped_early(self, trial: Trial) -> bool:
+        """Keep what a trial had when the scheduler ended it."""
+        stop, last = self.searcher.early_stop, self.searcher.so_far.pop(trial.trial_id, None)
+        if trial.trial_id not in self.searcher.tasks or stop is None or last is None:
+            return False
+        task, _ = self.searcher.tasks.pop(trial.trial_id)
+        self.searcher.queue.done(task, stopped_record(json.loads(last[SO_FAR]), last[SPENT], stop), last["files"])
+        return True
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         text = _error_text(trial)

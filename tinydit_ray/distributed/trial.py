@@ -1,7 +1,8 @@
 """What runs in a trial's process: a Ray Train ``TorchTrainer`` around the cell.
 
 With one worker the trainer runs in the trial's own process (``num_workers=0``), which holds the CPUs
-and the GPU: the same accounting as a worker group, without its start and its pollers.
+and the GPU: the same accounting as a worker group, without its start and its pollers. With more the trial
+only drives a worker group (``distributed/workers.py``).
 """
 
 from __future__ import annotations
@@ -18,7 +19,14 @@ MAX_FILE_BYTES = 4_000_000
 
 def tune_trial(config: dict[str, Any]) -> None:
     """One round: run it under Ray Train, report its record once, after everything was timed."""
+    from ray import tune
+
     task = CellTask.from_json(config["task"])
+    if task.cell.workers > 1:
+        from tinydit_ray.distributed.workers import run_together
+
+        tune.report(run_together(task))
+        return
     entry = enter(task)
     from ray.train import ScalingConfig
 
@@ -43,9 +51,12 @@ def _fit(task: CellTask, entry: Entry | None, scaling: Any) -> None:
     from ray.train import RunConfig
     from ray.train.torch import TorchTrainer
 
+    from tinydit_ray.distributed.stopping import final_result, reporter
+
     def train_loop(loop_config: dict[str, Any]) -> Any:
-        record = run_cell(task, entry)
-        return {"record": json.dumps(record, ensure_ascii=False), "files": files_of(Path(task.folder))}
+        record = run_cell(task, entry, reporter(Path(task.folder)) if task.reports else None)
+        scores = final_result(record, bool(task.train_s)) if task.reports else {}
+        return {**report_of(task, record), **scores}
 
     with tempfile.TemporaryDirectory(prefix="tinydit-train-") as storage:
         result: Any = TorchTrainer(
@@ -55,6 +66,11 @@ def _fit(task: CellTask, entry: Entry | None, scaling: Any) -> None:
             run_config=RunConfig(storage_path=storage, name="cell"),
         ).fit()
     tune.report(result.return_value)
+
+
+def report_of(task: CellTask, record: dict[str, Any]) -> dict[str, Any]:
+    """What a trial hands back: its record, and the small files of the round."""
+    return {"record": json.dumps(record, ensure_ascii=False), "files": files_of(Path(task.folder))}
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

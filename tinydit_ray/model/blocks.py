@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor, nn
 
 from tinydit_ray.model.attention import MultiHeadAttention
@@ -12,14 +14,32 @@ def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     return x * (1 + scale[:, None]) + shift[:, None]
 
 
+class SigmoidGELU(nn.Module):
+    """The tanh form of GELU written as x · sigmoid(2u), u = sqrt(2/π) (x + 0.044715 x³), in fp32 inside.
+
+    (1 + tanh u) / 2 = sigmoid(2u), so it is the same function (Hendrycks & Gimpel, arXiv:1606.08415, section 2).
+    One exponential vectorises better on CPUs than a tanh; it pays where a compiler fuses it into one loop.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        inner = (8 / math.pi) ** 0.5 * (wide + 0.044715 * wide * wide * wide)
+        return (wide * inner.sigmoid()).to(x.dtype)
+
+
+def gelu_of(form: str) -> nn.Module:
+    """GELU of the ``gelu`` axis: exact (erf), tanh, or tanh written with a sigmoid."""
+    return SigmoidGELU() if form == "tanh-sigmoid" else nn.GELU(approximate="tanh" if form == "tanh" else "none")
+
+
 class FeedForward(nn.Module):
-    """Linear(D, 4D), GELU, Linear(4D, D). ``gelu``: exact (erf) or its tanh approximation."""
+    """Linear(D, 4D), GELU, Linear(4D, D)."""
 
     def __init__(self, dim: int, gelu: str = "exact") -> None:
         super().__init__()
         self.net = nn.Sequential(
             nn.Linear(dim, 4 * dim),
-            nn.GELU(approximate="tanh" if gelu == "tanh" else "none"),
+            gelu_of(gelu),
             nn.Linear(4 * dim, dim),
         )
 

@@ -33,6 +33,7 @@ class TinyDiTConfig:
     gelu: str = "exact"
     adaln: str = "per-block"
     patches: str = "conv"
+    residual: str = "fp32"
 
     def __post_init__(self) -> None:
         if self.channels < 1:
@@ -44,7 +45,7 @@ class TinyDiTConfig:
         """The model of a sweep's cell."""
         return cls(
             dim=cell.dim, depth=cell.depth, num_heads=cell.heads, attention=cell.attention, qkv=cell.qkv,
-            gelu=cell.gelu, adaln=cell.adaln, patches=cell.patches,
+            gelu=cell.gelu, adaln=cell.adaln, patches=cell.patches, residual=cell.residual,
         )  # fmt: skip
 
 
@@ -68,12 +69,19 @@ class TinyDiT(nn.Module):
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         c = self.t_embed(t)
-        tokens = self.pos(self.embed(x))
+        tokens = self._stream(self.pos(self.embed(x)))
         modulations = self._modulations(c)
         for block, modulation in zip(self.blocks, modulations, strict=False):
             tokens = block(tokens, c, modulation)
         patches = self.final(tokens, c, modulations[-1])
         return unpatchify(patches, self.cfg.patch_size, self.cfg.channels)
+
+    def _stream(self, tokens: Tensor) -> Tensor:
+        """Tokens as they go from block to block. Adding the fp32 positions makes them fp32 under autocast, and
+        each LayerNorm and residual sum then casts; in the autocast dtype none does."""
+        if self.cfg.residual == "fp32" or not torch.is_autocast_enabled(tokens.device.type):
+            return tokens
+        return tokens.to(torch.get_autocast_dtype(tokens.device.type))
 
     def _modulations(self, c: Tensor) -> list[Tensor] | list[None]:
         """adaLN outputs of all blocks and of the final layer, in one matmul; or None for each to do its own."""

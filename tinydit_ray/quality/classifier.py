@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import hashlib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tinydit_ray.atomic import replacing
 from tinydit_ray.quality.frechet import FeatureStats, StatsAccumulator
 from tinydit_ray.quality.net import ProbeNet, to_pixels
 from tinydit_ray.quality.precision import full_precision
@@ -111,10 +111,9 @@ def save_probe(probe: Probe, path: str | Path) -> None:
     }
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    save_file({name: value.contiguous() for name, value in tensors.items()}, partial, metadata=header)
-    partial.chmod(0o644)  # safetensors writes for the owner alone; a package is read by others
-    partial.replace(path)
+    with replacing(path) as temporary:
+        save_file({name: value.contiguous() for name, value in tensors.items()}, temporary, metadata=header)
+        temporary.chmod(0o644)  # safetensors writes for the owner alone; a package is read by others
 
 
 def shipped_probes() -> list[str]:

@@ -6,7 +6,6 @@ beside others of the same ``probe_id``, the same n, and the anchors (real traini
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tinydit_ray.atomic import replacing
 from tinydit_ray.flow import euler_sample, heun_sample
 from tinydit_ray.quality.classifier import Probe, image_stats, load_probe, probe_features
 from tinydit_ray.quality.frechet import FeatureStats, feature_stats, frechet_distance, score_flags
@@ -161,6 +161,5 @@ def _read_stats(path: Path) -> FeatureStats | None:
 
 def _write_stats(stats: FeatureStats, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    save_file({"mean": stats.mean, "cov": stats.cov}, partial, metadata={"n": str(stats.n)})
-    partial.replace(path)
+    with replacing(path) as temporary:
+        save_file({"mean": stats.mean, "cov": stats.cov}, temporary, metadata={"n": str(stats.n)})

@@ -18,6 +18,15 @@ def velocity_mse(model: VelocityModel, images: Tensor, *, seed: int = 0, batch_s
     tail matters. The model runs in fp32, eager, in eval mode, whatever surrounds the call. Not a number
     where the model's output is not. Raises ValueError where there is no image or no batch.
     """
+    with evaluating(model) as (net, device):
+        return velocity_error(net, images, device=device, seed=seed, batch_size=batch_size)
+
+
+@torch.no_grad()
+def velocity_error(
+    net: VelocityModel, images: Tensor, *, device: torch.device | str, seed: int = 0, batch_size: int = 250
+) -> float:
+    """``velocity_mse`` of a net as it is, in whatever precision and form; for scores see ``velocity_mse``."""
     if not len(images) or batch_size < 1:
         raise ValueError(
             f"velocity MSE of {len(images)} images in batches of {batch_size}: both must be positive"
@@ -27,10 +36,9 @@ def velocity_mse(model: VelocityModel, images: Tensor, *, seed: int = 0, batch_s
     t = torch.rand(len(x0), generator=generator)
     noise = torch.randn(x0.shape, generator=generator)
     sums = []
-    with evaluating(model) as (net, device):
-        for chunk in zip(*(values.split(batch_size) for values in (x0, noise, t)), strict=True):
-            images_, noise_, t_ = (values.to(device) for values in chunk)
-            x_t, target = interpolate(images_, noise_, t_)
-            error = net(x_t, t_).float() - target
-            sums.append(error.double().square().flatten(1).sum(dim=1).cpu())
+    for chunk in zip(*(values.split(batch_size) for values in (x0, noise, t)), strict=True):
+        images_, noise_, t_ = (values.to(device) for values in chunk)
+        x_t, target = interpolate(images_, noise_, t_)
+        error = net(x_t, t_).float() - target
+        sums.append(error.double().square().flatten(1).sum(dim=1).cpu())
     return float(torch.cat(sums).sum() / x0.numel())

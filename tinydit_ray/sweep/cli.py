@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable
 
-from tinydit_ray.sweep.errors import INTERRUPTED, USAGE, UsageError
-from tinydit_ray.sweep.options import count, options_from, parser
+from tinydit_ray.arguments import count, duration, positive
+from tinydit_ray.sweep.errors import BAD_CELL, INTERRUPTED, OK, USAGE, SweepBroken, UsageError
+from tinydit_ray.sweep.options import options_from, parser
 from tinydit_ray.sweep.quiet import make_console
+from tinydit_ray.sweep.resume import parse
 
 
 def speed_grid(arguments: list[str]) -> int:
     """Time and score a grid of setups; with no argument the five published ones."""
     from tinydit_ray.sweep.driver import run_sweep
+    from tinydit_ray.sweep.repeat import finish_repeat
 
-    args = parser("speed_grid.py", speed_grid.__doc__ or "").parse_args(arguments)
+    args = parse(parser("speed_grid.py", speed_grid.__doc__ or ""), arguments)
     options = options_from(args, default_grid="published", command=["speed-grid", *arguments])
-    return run_sweep(options, make_console())
+    return run_sweep(options, make_console(), finish_repeat if options.repeated else None)
 
 
 def null_check(arguments: list[str]) -> int:
@@ -26,7 +30,7 @@ def null_check(arguments: list[str]) -> int:
 
     p = parser("null_check.py", null_check.__doc__ or "")
     p.add_argument("--comparisons", type=count(2), default=8, help="how many times over (default: 8)")
-    args = p.parse_args(arguments)
+    args = parse(p, arguments)
     if args.steps is None:
         args.steps = 0  # nothing is trained: the timing is in question
     options = options_from(args, default_grid="null", command=["null-check", *arguments])
@@ -36,20 +40,69 @@ def null_check(arguments: list[str]) -> int:
     return run_sweep(options, make_console(), finish_null)
 
 
+def quality_grid(arguments: list[str]) -> int:
+    """Train model sizes with plain and fast settings for a budget: what quality each reaches, and when."""
+    from tinydit_ray.sweep.driver import run_sweep
+    from tinydit_ray.sweep.quality import QualitySweep, quality_options
+
+    args = parse(quality_parser(), arguments)
+    return run_sweep(quality_options(args, ["quality-grid", *arguments]), make_console(), make=QualitySweep)
+
+
+def quality_parser() -> argparse.ArgumentParser:
+    p = parser("quality_grid.py", quality_grid.__doc__ or "")
+    own = p.add_argument_group("quality grid")
+    own.add_argument(
+        "--train-time", dest="train_s", type=duration, metavar="2m",
+        help="seconds of training per cell, compiling included, scores not (default: 2m, unless --steps is given)",
+    )  # fmt: skip
+    own.add_argument(
+        "--target", type=positive, default=0.3, metavar="MSE",
+        help="velocity MSE whose moment is looked for: time to quality (default: 0.3)",
+    )  # fmt: skip
+    own.add_argument("--profile", metavar="best.yaml", help="the settings that a speed grid recommends, at each size")
+    own.add_argument("--asha", action="store_true", help="end cells that are behind early (ASHA, through Ray Tune)")
+    return p
+
+
 def overhead(arguments: list[str]) -> int:
     """Seconds that Ray's documented pattern, our path and --no-ray cost a trial, measured in one run."""
     from tinydit_ray.sweep.overhead import run_overhead
 
     p = parser("overhead.py", overhead.__doc__ or "")
     p.add_argument("--trials", type=count(1), default=3, help="trials of each path after a first one (default: 3)")
-    args = p.parse_args(arguments)
+    args = parse(p, arguments)
     args.quick, args.rounds, args.time_s, args.steps = True, 1, args.time_s or 3.0, args.steps or 0
     options = options_from(args, default_grid="null", command=["overhead", *arguments])
     return run_overhead(options, make_console(), args.trials)
 
 
+def autotune(arguments: list[str]) -> int:
+    """Find the fastest setup without the full product: switch by switch, then a run-off of growing time."""
+    from tinydit_ray.sweep.autotune import TunedSweep, finish_autotune, plan_autotune
+    from tinydit_ray.sweep.driver import run_sweep
+
+    args = parse(parser("autotune.py", autotune.__doc__ or ""), arguments)
+    if args.quick and args.rounds is None:
+        args.rounds = 2  # a choice is checked in another process
+    grid = "tune-gpu" if args.device == "cuda" or (args.device == "auto" and _has_cuda()) else "tune-cpu"
+    options = options_from(args, default_grid=grid, command=["autotune", *arguments])
+    if options.dry_run:
+        plan_autotune(options, make_console())
+        return OK
+    return run_sweep(options, make_console(), finish_autotune, make=TunedSweep)
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "speed-grid": speed_grid,
+    "autotune": autotune,
+    "quality-grid": quality_grid,
     "null-check": null_check,
     "overhead": overhead,
 }
@@ -62,8 +115,11 @@ def run(command: Callable[[list[str]], int], arguments: list[str]) -> int:
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
+    except SweepBroken as error:
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_CELL
     except KeyboardInterrupt:
-        print("interrupted before anything was started", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         return INTERRUPTED
 
 

@@ -1,7 +1,11 @@
-"""Exit statuses, and the error that a user can cause."""
+"""Exit statuses, and the errors that end a sweep in one line."""
 
 OK, BAD_CELL, USAGE, INTERRUPTED = 0, 3, 2, 130
 
 
 class UsageError(ValueError):
     """What a person asked for cannot be done; one line, exit status 2, before any trial."""
+
+
+class SweepBroken(RuntimeError):
+    """A running sweep cannot go on (disk full, Ray gone). What is recorded stays; one line, exit status 3."""

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from tinydit_ray.atomic import replace_text
 from tinydit_ray.bench.stats import abba_ratios
 from tinydit_ray.bench.verdict import Floor
 from tinydit_ray.data import cache_folder
-from tinydit_ray.sweep.folder import replace_text
 
 
 def floor_path(node_kind: str) -> Path:

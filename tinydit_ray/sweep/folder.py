@@ -4,6 +4,7 @@ NAME/sweep.json       resolved grid, machine, versions, commit, data, command
 NAME/records.jsonl    one row per cell, round and attempt, appended the moment it ends
 NAME/results.parquet  one row per cell and round, with the pooled numbers
 NAME/summary.txt      the table as printed
+NAME/best.yaml        the fastest cell at equal quality, for python -m tinydit_ray.train --profile
 NAME/cells/CELL/rN-aM/  log.txt, steps.json (raw step times), loss.csv, phases.json, record.json
 NAME/logs/            driver.log: the chatter of Ray, MLflow and libraries
 NAME/compile_cache/   Inductor's, of this sweep alone
@@ -12,7 +13,6 @@ NAME/compile_cache/   Inductor's, of this sweep alone
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -22,10 +22,11 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from tinydit_ray.atomic import replace_text
 from tinydit_ray.record import Record, append_record, read_records
 from tinydit_ray.sweep.errors import UsageError
 from tinydit_ray.sweep.plan import Round
-from tinydit_ray.tracking import round_name
+from tinydit_ray.tracking import mask, round_name
 
 MAX_NAME = 120
 
@@ -43,24 +44,32 @@ class SweepFolder:
     @classmethod
     def open(cls, out: Path, name: str, *, resume: bool) -> SweepFolder:
         """Make the folder, or take up the one of a sweep to resume. Raises UsageError."""
-        check_name(name)
+        check_name(name, "--resume" if resume else "--name")
         folder = cls(out.expanduser() / name)
-        exists = (folder.path / "sweep.json").exists()
-        if resume and not exists:
-            raise UsageError(f"--resume {name}: there is no sweep in {folder.path}")
-        if exists and not resume:
-            raise UsageError(f"--name {name}: {folder.path} holds a sweep already; go on with it by --resume {name}")
-        if not exists and folder.path.is_dir() and any(folder.path.iterdir()):
+        folder._check(name, resume=resume)
+        if not resume and folder.path.is_dir() and not folder._is_taken() and any(folder.path.iterdir()):
             raise UsageError(f"--name {name}: {folder.path} holds other files")
         try:
             for path in (folder.path, folder.logs, folder.path / "cells", folder.compile_cache):
                 path.mkdir(parents=True, exist_ok=True)
             folder._lock.acquire(timeout=0)
+            folder._check(name, resume=resume)  # once more: another process may have been between the two
         except Timeout:
             raise UsageError(f"{folder.path}: another process runs this sweep right now") from None
         except OSError as error:
             raise UsageError(f"--out {out}: {folder.path} cannot be written ({error.strerror})") from None
         return folder
+
+    def _check(self, name: str, *, resume: bool) -> None:
+        exists = (self.path / "sweep.json").exists()
+        if resume and not exists:
+            raise UsageError(f"--resume {name}: there is no sweep in {self.path}")
+        if exists and not resume:
+            raise UsageError(f"--name {name}: {self.path} holds a sweep already; go on with it by --resume {name}")
+
+    def _is_taken(self) -> bool:
+        """Whether another process holds this folder, and has not written ``sweep.json`` yet."""
+        return (self.path / ".lock").exists()
 
     def close(self) -> None:
         self._lock.release()
@@ -71,10 +80,18 @@ class SweepFolder:
             shutil.rmtree(self.path, ignore_errors=True)
 
     def write_sweep(self, content: dict[str, Any]) -> None:
-        replace_text(self.path / "sweep.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        """Passwords in URIs are masked."""
+        replace_text(self.path / "sweep.json", json.dumps(mask(content), indent=2, ensure_ascii=False) + "\n")
 
     def read_sweep(self) -> dict[str, Any]:
-        return json.loads((self.path / "sweep.json").read_text(encoding="utf-8"))
+        """Raises UsageError where the file was damaged."""
+        try:
+            content = json.loads((self.path / "sweep.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            content = None
+        if not isinstance(content, dict) or not {"sweep_id", "created_at"} <= content.keys():
+            raise UsageError(f"--resume {self.path.name}: {self.path / 'sweep.json'} is damaged")
+        return content
 
     def records(self) -> list[Record]:
         return read_records(self.records_path)
@@ -87,12 +104,12 @@ class SweepFolder:
         return self.path / "cells" / item.cell.slug / round_name(key)
 
 
-def check_name(name: str) -> None:
+def check_name(name: str, option: str = "--name") -> None:
     """A sweep's name is one folder name. Raises UsageError."""
     plain = re.fullmatch(r"[^/\\\x00-\x1f]+", name) and not name.startswith(".")
     if not plain or len(name.encode()) > MAX_NAME:
         raise UsageError(
-            f"--name {name[:40]!r}: must be a plain folder name of at most {MAX_NAME} bytes, without slashes,"
+            f"{option} {name[:40]!r}: must be a plain folder name of at most {MAX_NAME} bytes, without slashes,"
             " not starting with a dot"
         )
 
@@ -100,13 +117,6 @@ def check_name(name: str) -> None:
 def default_name(grid_name: str) -> str:
     clean = re.sub(r"[^\w.-]+", "-", grid_name)[:60]
     return f"{clean}-{datetime.now():%Y%m%d-%H%M%S}"
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write beside, then rename: a reader sees the old file or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
 
 
 def git_commit() -> str:

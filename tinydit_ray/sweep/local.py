@@ -1,13 +1,18 @@
-"""Cells one after another in subprocesses, without Ray: the ``--no-ray`` path and the yardstick for Ray's cost."""
+"""Cells one after another in subprocesses, without Ray: the ``--no-ray`` path and the yardstick for Ray's cost.
+
+A cell of several workers is as many processes, that meet through torch.distributed on this machine.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from tinydit_ray.cell import RECORD_FILE, CellTask, blank_record
@@ -16,6 +21,7 @@ from tinydit_ray.record import Record, update
 from tinydit_ray.sweep.queue import Queue
 
 KILL_AFTER_S = 10.0  # beyond the trial's own watchdog
+LOST_WORDS = ("Connection", "gloo", "NCCL", "process group")  # what a worker says whose partner is gone
 WATCHDOG_WORDS = b"Timeout ("  # faulthandler's first line when it ends a process
 
 
@@ -37,20 +43,72 @@ def run_task(task: CellTask) -> Record:
     folder.mkdir(parents=True, exist_ok=True)
     task_file = folder / "task.json"
     task_file.write_text(task.to_json())
-    environment = {**os.environ, **thread_environment(task.cell.cpus_per_worker)}
+    start = time.monotonic()
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        meeting = _meeting(task)
+        processes += [_start(task, rank, task_file, meeting) for rank in range(task.cell.workers)]
+        codes = _wait(processes, task.timeout_s + KILL_AFTER_S if task.timeout_s else None)
+    finally:
+        for process in processes:
+            end_group(process)
+    return _record_of(task, codes, time.monotonic() - start)
+
+
+def _meeting(task: CellTask) -> dict[str, str]:
+    """Where several workers meet."""
+    if task.cell.workers == 1:
+        return {}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return {"WORLD_SIZE": str(task.cell.workers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def _start(task: CellTask, rank: int, task_file: Path, meeting: dict[str, str]) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, **thread_environment(task.cell.cpus_per_worker), **meeting, "RANK": str(rank)}
+    if meeting and task.cell.device == "cuda":
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        environment["CUDA_VISIBLE_DEVICES"] = visible.split(",")[rank] if visible else str(rank)
+    folder = Path(task.of_rank(rank).folder)
+    folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "log.txt", "ab") as log:
-        start = time.monotonic()
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-m", "tinydit_ray.cell", str(task_file)],
             stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment, start_new_session=True,
         )  # fmt: skip
+
+
+def _wait(processes: list[subprocess.Popen[bytes]], limit_s: float | None) -> list[int | None]:
+    """Exit statuses by rank; None for those that had to be ended, since another failed or the time is up."""
+    if len(processes) == 1:
         try:
-            code = process.wait(task.timeout_s + KILL_AFTER_S if task.timeout_s else None)
+            return [processes[0].wait(limit_s)]
         except subprocess.TimeoutExpired:
-            code = -signal.SIGKILL
-        finally:
-            end_group(process)
-    return read_record(task, folder) or lost_record(task, code, time.monotonic() - start)
+            return [-signal.SIGKILL]
+    end = time.monotonic() + (limit_s or float("inf"))
+    while time.monotonic() < end:
+        codes = [process.poll() for process in processes]
+        if any(codes) or None not in codes:
+            return codes
+        time.sleep(0.1)
+    return [-signal.SIGKILL] * len(processes)
+
+
+def _record_of(task: CellTask, codes: list[int | None], seconds: float) -> Record:
+    """Rank 0's record where all ended well; else that of the rank that failed."""
+    failed = [rank for rank, code in enumerate(codes) if code]
+    found = [read_record(task.of_rank(rank), Path(task.of_rank(rank).folder)) for rank in failed or [0]]
+    told = [record for record in found if record]
+    if told:
+        return told[0] if task.cell.workers == 1 else worst(told)
+    rank = failed[0] if failed else 0
+    return lost_record(task.of_rank(rank), codes[rank], seconds)
+
+
+def worst(records: Iterable[Record]) -> Record:
+    """Of the records of a cell's workers the one that says why: the others only lost their connection to it."""
+    return min(records, key=lambda row: (row["status"] == "ok", any(w in str(row["reason"]) for w in LOST_WORDS)))
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:

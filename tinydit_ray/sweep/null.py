@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tinydit_ray.bench.verdict import Floor, half_width_vs_time, noise_floor
-from tinydit_ray.record import last_attempts
+from tinydit_ray.record import is_disturbed, last_attempts
 from tinydit_ray.sweep.driver import Sweep
 from tinydit_ray.sweep.floor import ratios_of, save_floor
 from tinydit_ray.sweep.results import pool
@@ -22,7 +22,8 @@ WINNERS = ("faster", "slower")
 def finish_null(sweep: Sweep, console: Console) -> None:
     """Print and keep the floor, who "won", and what difference this machine can show in what time."""
     rows = [row for row in last_attempts(sweep.records) if row["status"] == "ok"]
-    series = ratios_of(_folder(sweep, row) for row in rows)
+    quiet = quiet_rows(rows, console)
+    series = ratios_of(_folder(sweep, row) for row in quiet)
     if len(series) < 2:
         console.print("[red]fewer than two null rounds are ok: no floor can be told")
         return
@@ -33,6 +34,18 @@ def finish_null(sweep: Sweep, console: Console) -> None:
     quad_s = statistics.median(2 * (row["ms_per_step"] + row["control_ms_per_step"]) / 1e3 for row in rows)
     print_times(console, half_width_vs_time(series, quad_s, floor, sweep.options.rounds), sweep.options.rounds)
     console.print(f"floor kept in {path}; later sweeps on this kind of machine use it", highlight=False, soft_wrap=True)
+
+
+def quiet_rows(rows: list[dict[str, Any]], console: Console) -> list[dict[str, Any]]:
+    """The floor is what the machine does by itself: rounds under the load of others are flagged in every sweep, and
+    one of them can hold more spread than all the rest. Who won is told from all rounds."""
+    quiet = [row for row in rows if not is_disturbed(row)]
+    if len(quiet) < len(rows):
+        console.print(
+            f"{len(rows) - len(quiet)} of {len(rows)} rounds ran under foreign load: left out of the floor",
+            highlight=False,
+        )
+    return quiet
 
 
 def _folder(sweep: Sweep, row: dict[str, Any]) -> Path:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tinydit_ray.arguments import count, duration, fraction, positive
 from tinydit_ray.grid import MANY_CELLS, Grid, GridError, load_grid, parse_sets
+from tinydit_ray.record import Record
 from tinydit_ray.sweep.errors import UsageError
+from tinydit_ray.sweep.repeat import grid_of, read_record
 
 DEFAULT_ROUNDS = 3
+DEFAULT_STEPS = 100
+CELL_TIMEOUT_S = 600.0
 QUICK_MODEL = "micro"
-PUBLISHED_BUDGET_S = 660.0
+QUICK_BATCH = 64  # twice the steps in a short window, and training in half the time
+QUICK_BUDGET_S = 200.0
 
 
 @dataclass(kw_only=True)
@@ -24,19 +29,28 @@ class SweepOptions:
     grid_name: str
     sets: dict[str, list[Any]] = field(default_factory=dict)
     control: dict[str, Any] = field(default_factory=dict)
+    only: tuple[str, ...] = ()  # names of cells, with * and ?; the others are left out
+    repeated: Record | None = None  # the record whose cell is measured once more
     rounds: int = DEFAULT_ROUNDS
     repeats: int = 1  # each cell this many times over, as cells of their own (null sweep)
     self_control: bool = False  # each cell is its own control (null sweep)
     time_s: float = 24.0
     ci: float = 0.0
     budget_s: float = 0.0
-    steps: int = 100
+    steps: int = DEFAULT_STEPS
     fd_images: int = 250
+    ema: float = 0.0  # decay of averaged weights that are scored beside the raw ones; 0: none
+    times: str = ""  # what is timed; "" leaves it to the grid
+    train_s: float = 0.0  # seconds that a cell of a quality grid trains for; 0: ``steps`` alone
+    target: float = 0.0  # velocity MSE whose moment a quality grid looks for
+    asha: bool = False  # trials that are behind are ended early (quality grids alone)
+    seeds: int = 0  # of the control, trained and scored beside the cells
     data: str = "auto"
     classes: tuple[int, ...] = ()
     device: str = "cpu"
     cpus_per_worker: int | None = None
-    cell_timeout_s: float = 600.0
+    gpus_per_worker: int | None = None
+    cell_timeout_s: float = CELL_TIMEOUT_S
     memory_limit_gb: float | None = None
     wait_quiet_s: float = 0.0
     keep_larger: bool = False
@@ -47,9 +61,13 @@ class SweepOptions:
     out: Path = Path("runs")
     name: str | None = None
     resume: bool = False
+    allow_changed: bool = False
     ray: bool = True
     dry_run: bool = False
+    report: bool = True
+    system_metrics: bool = False
     command: list[str] = field(default_factory=list)
+    given: dict[str, Any] = field(default_factory=dict)  # options as given; what --resume starts from
 
 
 def parser(prog: str, description: str) -> argparse.ArgumentParser:
@@ -65,14 +83,21 @@ def parser(prog: str, description: str) -> argparse.ArgumentParser:
 def _what_to_measure(what: argparse._ArgumentGroup) -> None:
     what.add_argument("--grid", metavar="FILE", help="grid file, or the name of one that comes with the product")
     what.add_argument(
-        "--set",
-        dest="sets",
-        metavar="AXIS=V1,V2",
+        "--set", dest="sets", metavar="AXIS=V1,V2", action="append", default=[],
+        help="axis values; several are multiplied (without --grid they are the whole grid)",
+    )  # fmt: skip
+    what.add_argument(
+        "--model", metavar="PACKAGE.MODULE:FUNCTION", help="a net of your own instead of TinyDiT (docs/analysis.md)"
+    )
+    what.add_argument(
+        "--only",
+        metavar="NAME",
         action="append",
         default=[],
-        help="axis values; several are multiplied (without --grid they are the whole grid)",
+        help="only the cells of this name or id, * and ? allowed; may be given several times",
     )
-    what.add_argument("--quick", action="store_true", help="a smaller model, one round, a shorter window")
+    what.add_argument("--repeat", type=Path, metavar="RECORD", help="the cell of an earlier record.json once more")
+    what.add_argument("--quick", action="store_true", help="a smaller model and batch, one round, a shorter window")
     what.add_argument("--control", metavar="AXIS=VALUE,…", help="what cells are paired with (default: plain fp32)")
     what.add_argument("--data", default="auto", help="auto, cifar10, shapes, or a folder (default: auto)")
     what.add_argument("--classes", default="", metavar="1,9", help="only these classes")
@@ -81,42 +106,41 @@ def _what_to_measure(what: argparse._ArgumentGroup) -> None:
 def _how_to_measure(how: argparse._ArgumentGroup) -> None:
     how.add_argument("--rounds", type=count(1), help="processes each cell is timed in (default: 3)")
     how.add_argument(
-        "--time", dest="time_s", type=_positive, help="seconds of timing per cell, all rounds (default: 24)"
+        "--time", dest="time_s", type=positive, help="seconds of timing per cell, all rounds (default: 24)"
     )
     how.add_argument(
         "--ci",
-        type=_fraction,
+        type=fraction,
         default=0.0,
         help="go on until the half-width of a round's interval is this, such as 0.02",
     )
     how.add_argument(
         "--budget",
         dest="budget_s",
-        type=_duration,
+        type=duration,
         metavar="30m",
         help="for the whole sweep: windows are shortened, then rounds after the first are skipped"
-        " (default: 11m for the published grid, else none)",
+        " (default: the grid file's own, with --quick at most 200s, else none)",
     )
     how.add_argument("--steps", type=count(0), help="training steps before scoring, in round 1 (default: 100; 0: none)")
     how.add_argument(
         "--cell-timeout",
         dest="cell_timeout_s",
-        type=_duration,
-        default=600.0,
+        type=duration,
         metavar="10m",
         help="end a cell's round after this long (default: 10m)",
     )
     how.add_argument(
         "--memory-limit",
         dest="memory_limit_gb",
-        type=_positive,
+        type=positive,
         metavar="GB",
         help="memory of one trial; beyond it the cell is oom (default: 90 %% of what is free)",
     )
     how.add_argument(
         "--wait-quiet",
         dest="wait_quiet_s",
-        type=_positive,
+        type=positive,
         default=0.0,
         metavar="S",
         help="before a window wait up to S seconds until other processes use under 10 %% of the CPUs",
@@ -132,13 +156,41 @@ def _how_to_measure(how: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="images sampled for probe-FD after training (default: 250; 0: none)",
     )
+    how.add_argument(
+        "--ema",
+        type=fraction,
+        default=0.0,
+        metavar="DECAY",
+        help="also average the weights with this decay, such as 0.999, and score the average beside the raw ones",
+    )
+    how.add_argument(
+        "--seeds",
+        type=count(2),
+        default=0,
+        metavar="N",
+        help="train and score the control with N more seeds (3, say): their spread decides whether a cell's quality is"
+        " worse or better (default: not judged)",
+    )
 
 
 def _where_to_run(where: argparse._ArgumentGroup) -> None:
     where.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    where.add_argument("--cpus-per-worker", type=count(1), help="CPUs and threads of a trial (default: all of a node)")
+    where.add_argument(
+        "--workers",
+        metavar="N[,N]",
+        help="data-parallel workers of a trial, sharing its batch; the same as --set workers=N (default: 1)",
+    )
+    where.add_argument(
+        "--cpus-per-worker",
+        type=count(1),
+        help="CPUs and threads of each worker (default: all of a node, shared by the most workers in the grid)",
+    )
+    where.add_argument("--gpus-per-worker", type=count(0), help="GPUs of each worker (default: 1 with --device cuda)")
     where.add_argument(
         "--no-ray", dest="ray", action="store_false", help="cells one after another in subprocesses, no Ray"
+    )
+    where.add_argument(
+        "--concurrent", type=count(1), default=1, metavar="N", help="trials at a time; above 1 rows are flagged so"
     )
     where.add_argument("--address", help="an existing Ray cluster (default: start one here)")
 
@@ -146,52 +198,101 @@ def _where_to_run(where: argparse._ArgumentGroup) -> None:
 def _what_comes_out(out: argparse._ArgumentGroup) -> None:
     out.add_argument("--out", type=Path, default=Path("runs"), help="folder that holds the sweeps (default: runs)")
     out.add_argument("--name", help="name of this sweep's folder (default: grid and date)")
-    out.add_argument("--resume", metavar="NAME", help="go on with this sweep: run what is missing or not ok")
+    out.add_argument(
+        "--resume",
+        metavar="NAME",
+        help="go on with this sweep: run what is missing or not ok; options not given stay as they were",
+    )
+    out.add_argument(
+        "--allow-changed",
+        action="store_true",
+        help="with --resume: go on although product, data, control or steps changed; new rows are flagged",
+    )
     out.add_argument("--tracking-uri", help="MLflow store (default: sqlite:///mlflow.db here)")
     out.add_argument("--experiment", default="tinydit", help="MLflow experiment (default: tinydit)")
     out.add_argument("--dry-run", action="store_true", help="print the cells and the estimated time, run nothing")
+    out.add_argument(
+        "--system-metrics", action="store_true", help="CPU and memory of this machine every 10 s, in MLflow"
+    )
+    out.add_argument("--no-report", dest="report", action="store_false", help="no report.html and plots at the end")
     out.add_argument("--yes", action="store_true", help=f"run a grid of more than {MANY_CELLS:,} cells")
 
 
 def options_from(args: argparse.Namespace, *, default_grid: str, command: list[str]) -> SweepOptions:
     """Checked options. Raises UsageError, one line."""
     try:
-        grid, name = _grid_of(args, default_grid)
-        sets = parse_sets(args.sets)
+        repeated = read_record(args.repeat) if args.repeat else None
+        grid, name = (grid_of(repeated, args.repeat), "repeat") if repeated else _grid_of(args, default_grid)
+        sets = parse_sets([*args.sets, *([f"workers={args.workers}"] if args.workers else [])])
+        if args.model:
+            sets.setdefault("model", []).append(_network(args.model))
         if (cells := grid.count_with(sets)) > MANY_CELLS and not args.yes:
             raise GridError(f"the grid has {cells:,} cells; --yes runs more than {MANY_CELLS:,}")
         control = {key: values[0] for key, values in parse_sets(_control_parts(args.control)).items()}
         classes = _classes(args.classes)
     except GridError as error:
         raise UsageError(str(error)) from None
-    if args.name and args.resume:
-        raise UsageError("--name and --resume: --resume NAME already names the sweep")
+    steps = args.steps if args.steps is not None else grid.steps if grid.steps is not None else DEFAULT_STEPS
+    _check_together(args, steps)
     quick = args.quick
     if quick and not {"model", "dim", "depth", "heads"} & sets.keys():
         sets["model"] = [QUICK_MODEL]
+    if quick and "batch_size" not in sets:
+        sets["batch_size"] = [QUICK_BATCH]
     return SweepOptions(
         grid=grid, grid_name=name, sets=sets, control={**grid.control, **control},
         rounds=args.rounds or (1 if quick else grid.rounds or DEFAULT_ROUNDS),
-        time_s=args.time_s or (8.0 if quick else 24.0), ci=args.ci, budget_s=_budget(args, name),
-        steps=args.steps if args.steps is not None else grid.steps if grid.steps is not None else 100,
-        fd_images=args.fd_images, data=args.data, classes=classes, device=args.device,
-        cpus_per_worker=args.cpus_per_worker,
-        cell_timeout_s=args.cell_timeout_s, memory_limit_gb=args.memory_limit_gb, wait_quiet_s=args.wait_quiet_s,
-        keep_larger=args.keep_larger, address=args.address, tracking_uri=args.tracking_uri,
+        time_s=args.time_s or (8.0 if quick else 24.0), ci=args.ci, budget_s=_budget(args, grid),
+        steps=steps,
+        fd_images=args.fd_images, seeds=args.seeds, ema=args.ema, data=args.data, classes=classes, device=args.device,
+        cpus_per_worker=args.cpus_per_worker, gpus_per_worker=args.gpus_per_worker,
+        cell_timeout_s=args.cell_timeout_s or CELL_TIMEOUT_S,
+        memory_limit_gb=args.memory_limit_gb, wait_quiet_s=args.wait_quiet_s,
+        keep_larger=args.keep_larger, only=tuple(args.only), repeated=repeated, concurrent=args.concurrent,
+        address=args.address, tracking_uri=args.tracking_uri,
         experiment=args.experiment, out=args.out, name=args.resume or args.name, resume=bool(args.resume),
-        ray=args.ray, dry_run=args.dry_run, command=command,
+        ray=args.ray, dry_run=args.dry_run, report=args.report,
+        system_metrics=args.system_metrics, command=command,
+        allow_changed=args.allow_changed, given=getattr(args, "given", {}),
     )  # fmt: skip
 
 
-def _budget(args: argparse.Namespace, grid: str) -> float:
-    """The published comparison is to end in 12 minutes on two cores, however slow these are today."""
-    as_published = grid == "published" and not (args.sets or args.rounds or args.time_s or args.ci)
-    return args.budget_s or (PUBLISHED_BUDGET_S if as_published else 0.0)
+def _network(name: str) -> str:
+    """A net of the user's own by its function."""
+    if ":" not in name:
+        raise GridError(f"--model {name}: name a function, as package.module:function (a size is --set model={name})")
+    return name
+
+
+def _check_together(args: argparse.Namespace, steps: int) -> None:
+    """Options that exclude each other. Raises UsageError."""
+    if args.name and args.resume:
+        raise UsageError("--name and --resume: --resume NAME already names the sweep")
+    if args.allow_changed and not args.resume:
+        raise UsageError("--allow-changed: only with --resume NAME")
+    if args.repeat and args.grid:
+        raise UsageError("--repeat and --grid: the record's cell is the grid")
+    if args.ema and steps == 0:
+        raise UsageError(f"--ema {args.ema:g}: nothing is trained with 0 steps; give --steps")
+    if args.seeds and steps == 0:
+        raise UsageError(f"--seeds {args.seeds}: nothing is trained with 0 steps; give --steps")
+    if args.concurrent > 1 and not args.ray:
+        raise UsageError(f"--concurrent {args.concurrent} and --no-ray: without Ray cells run one after another")
+
+
+def _budget(args: argparse.Namespace, grid: Grid) -> float:
+    """A grid file's budget holds for the grid as it is written: with other cells or times it is another sweep.
+    With --quick such a grid is to end in 4 minutes on two cores, however slow these are today."""
+    as_written = not (args.sets or args.rounds or args.time_s or args.ci or args.seeds)
+    usual = (grid.budget_s or 0.0) if as_written else 0.0
+    return args.budget_s or (min(usual, QUICK_BUDGET_S) if args.quick else usual)
 
 
 def _grid_of(args: argparse.Namespace, default_grid: str) -> tuple[Grid, str]:
     if args.grid is None and args.sets:
         return Grid(), "set"
+    if args.grid is None and args.model:  # the switches that every net has
+        return Grid(axes={"precision": ["fp32", "bf16"], "compile": ["off", "default"]}), "model"
     name = args.grid or default_grid
     path = named_grid(name)
     return load_grid(path), path.stem
@@ -225,39 +326,3 @@ def _classes(text: str) -> tuple[int, ...]:
         return parse_classes(text)
     except DataError as error:
         raise UsageError(f"--classes {text}: {error}") from None
-
-
-def count(low: int) -> Any:
-    """Argparse type: a whole number of at least ``low``."""
-
-    def parse(text: str) -> int:
-        if not re.fullmatch(r"\d+", text) or int(text) < low:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {low}")
-        return int(text)
-
-    return parse
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return value
-
-
-def _fraction(text: str) -> float:
-    value = _positive(text)
-    if value >= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a fraction below 1, such as 0.02")
-    return value
-
-
-def _duration(text: str) -> float:
-    """``90``, ``90s``, ``10m``, ``2h`` in seconds."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
-    if not match or float(match[1]) <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a duration such as 90s, 10m or 2h")
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]

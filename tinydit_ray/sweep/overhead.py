@@ -15,11 +15,12 @@ from rich.table import Table
 
 from tinydit_ray.cell import CellTask
 from tinydit_ray.record import Record
-from tinydit_ray.sweep.driver import Sweep, prepare
+from tinydit_ray.sweep.driver import Sweep
 from tinydit_ray.sweep.folder import SweepFolder, default_name
 from tinydit_ray.sweep.local import LocalExecutor
 from tinydit_ray.sweep.options import SweepOptions
 from tinydit_ray.sweep.plan import Round
+from tinydit_ray.sweep.prepare import prepare
 from tinydit_ray.sweep.queue import Executor
 
 STARTING = ("queued_s", "start_s")  # waiting and starting a process; the rest are the cell's own phases

@@ -5,9 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
 
 from tinydit_ray.config import CellConfig, cell_name, control_of, short_hash
 from tinydit_ray.grid import GridError, varying_axes
+from tinydit_ray.network import check_networks
 from tinydit_ray.sweep.errors import UsageError
 from tinydit_ray.sweep.options import SweepOptions
 
@@ -16,6 +19,8 @@ COMPILE_S = 40.0
 START_S = 9.0
 STEP_S = 0.25  # at 128/4/4 and batch 128
 CHECK_STEPS = 17
+SCORINGS = 11  # of a quality grid
+NAMES_SHOWN = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +32,8 @@ class Cell:
     cell_id: str
     name: str
     repeat: int = 0
+    times: str = "step"  # or "sampler", "quality", "nothing": what is timed
+    flags: str = ""  # that its rows carry from the start
 
     @property
     def slug(self) -> str:
@@ -49,15 +56,20 @@ def make_cells(
     """The sweep's cells and how many duplicates were dropped. Raises UsageError."""
     defaults = {"model": "base" if device == "cuda" else "tiny", "device": device, "cpus_per_worker": cpus}
     if device == "cuda":
-        defaults["gpus_per_worker"] = 1
+        defaults["gpus_per_worker"] = 1 if options.gpus_per_worker is None else options.gpus_per_worker
     try:
         configs, duplicates = options.grid.resolve(defaults, options.sets)
+        try:
+            check_networks(configs)
+        except ValueError as error:
+            raise GridError(str(error)) from None
         names = varying_axes(configs)
+        times = options.times or what_is_timed(configs)
         cells = [
             Cell(
-                config=config, repeat=repeat,
+                config=config, repeat=repeat, times=times,
                 control=config if options.self_control else control_of(config, options.control),
-                cell_id=_cell_id(config, node_kind, data_digest, repeat),
+                cell_id=cell_id_of(config, node_kind, data_digest, repeat, times),
                 name=cell_name(config, names) + (f" #{repeat}" if options.repeats > 1 else ""),
             )
             for config in configs
@@ -67,12 +79,33 @@ def make_cells(
         raise UsageError(str(error)) from None
     except ValueError as error:
         raise UsageError(f"--control: {error}") from None
-    return cells, duplicates
+    return only(cells, options.only), duplicates
 
 
-def _cell_id(config: CellConfig, node_kind: str, data_digest: str, repeat: int) -> str:
-    identity = {"config": config.asdict(), "node_kind": node_kind, "data": data_digest}
-    return short_hash(identity | ({"repeat": repeat} if repeat else {}))
+def only(cells: list[Cell], patterns: Iterable[str]) -> list[Cell]:
+    """The cells whose name or id fits one of the patterns (``--only``; * and ? as in a shell); all without any."""
+    patterns = list(patterns)
+    for pattern in patterns:
+        if not any(_fits(cell, pattern) for cell in cells):
+            names = ", ".join(repr(cell.name) for cell in cells[:NAMES_SHOWN])
+            more = ", …" if len(cells) > NAMES_SHOWN else ""
+            raise UsageError(f"--only {pattern!r}: no cell is called so; the grid has {names}{more}")
+    return [cell for cell in cells if not patterns or any(_fits(cell, pattern) for pattern in patterns)]
+
+
+def _fits(cell: Cell, pattern: str) -> bool:
+    return fnmatchcase(cell.name, pattern) or cell.cell_id == pattern
+
+
+def what_is_timed(configs: Iterable[CellConfig]) -> str:
+    """``sampler`` where any cell asks for one that is not eager: then the eager one is timed alike, for comparison."""
+    return "sampler" if any(config.sampler != "eager" for config in configs) else "step"
+
+
+def cell_id_of(config: CellConfig, node_kind: str, data_digest: str, repeat: int, times: str) -> str:
+    identity: dict[str, Any] = {"config": config.identity(), "node_kind": node_kind, "data": data_digest}
+    identity |= {"repeat": repeat} if repeat else {}
+    return short_hash(identity | ({"times": times} if times != "step" else {}))
 
 
 def make_rounds(cells: list[Cell], rounds: int, seed: str) -> list[Round]:
@@ -98,4 +131,8 @@ def round_estimate_s(item: Round, options: SweepOptions) -> float:
     compile_s = COMPILE_S * (1.0 if first else 0.25) if compiles else 0.0
     sampling_s = 20 * options.fd_images / config.batch_size * step_s / 3
     training = options.steps * step_s + 16 * step_s / 3 + sampling_s if first else 0.0
-    return START_S + compile_s + CHECK_STEPS * step_s + options.time_s / options.rounds + training
+    if item.cell.times == "quality":
+        training_s = options.train_s or options.steps * step_s
+        return START_S + compile_s + training_s + SCORINGS * 16 * step_s / 3 + sampling_s
+    timing = 0.0 if item.cell.times == "nothing" else CHECK_STEPS * step_s + options.time_s / options.rounds
+    return START_S + compile_s + timing + training

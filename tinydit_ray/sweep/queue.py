@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from tinydit_ray.cell import CellTask
 from tinydit_ray.record import Record
+
+STOPPED_FLAG = "stopped-early"  # of rows whose trial was ended by an EarlyStop
+
+
+@dataclass(frozen=True)
+class EarlyStop:
+    """Successive halving without waiting (ASHA): at an eighth, a quarter and half of ``budget``, a trial whose
+    velocity MSE is above the median of those that came as far is ended."""
+
+    budget: float
+    unit: str  # of the budget: "s" or "steps"
+    first: float = 1 / 8
+    factor: int = 2
 
 
 class Queue(Protocol):

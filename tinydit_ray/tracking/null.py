@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tinydit_ray.record import Record
 
@@ -23,6 +23,12 @@ class NullTracker:
         self.warnings: list[str] = []
 
     def log_record(self, record: Record, files: Mapping[str, Path]) -> None:
+        pass
+
+    def tell(self, progress: str) -> None:
+        pass
+
+    def log_samples(self, samples: Sequence[Any]) -> None:
         pass
 
     def finish(self, *, status: str, summary: Mapping[str, Path], pooled: pd.DataFrame | None) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tinydit_ray.bench.seeds import WORSE
 from tinydit_ray.record import POOLED, STATUSES
 from tinydit_ray.tracking.split import clean, flatten, rounded
 from tinydit_ray.tracking.uri import mask_text
@@ -65,14 +66,19 @@ def _is_number(value: Any) -> bool:
 
 
 def outcome(pooled: Pooled, names: Mapping[str, str]) -> tuple[dict[str, float], dict[str, str]]:
-    """The sweep's result in a number and a name. Only a cell whose verdict is "faster" can be the fastest."""
+    """The sweep's result in a number and a name. Only a cell whose verdict is "faster", and whose quality is not
+    worse, can be the fastest."""
     faster = [
         (numbers["speedup_pooled"], cell_id)
         for cell_id, (numbers, words) in pooled.items()
         if words.get("verdict", "").startswith("faster") and "speedup_pooled" in numbers
+        and words.get("quality_verdict") != WORSE
     ]
     if not faster:
-        return {}, {"verdict": "none is faster than the control"} if pooled else {}
+        timed = any("speedup_pooled" in numbers for numbers, _ in pooled.values())
+        worse = any(words.get("quality_verdict") == WORSE for _, words in pooled.values())
+        verdict = "none is faster than the control" + (" at no worse quality" if worse else "")
+        return {}, {"verdict": verdict} if timed else {}
     speedup, cell_id = max(faster)
     name = names.get(cell_id, cell_id)
     words = {"best_cell": name, "best_cell_id": cell_id, "verdict": f"{speedup:.2f}× with {name}"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -163,6 +163,14 @@ class Runs:
                 tags=[word for word in part if isinstance(word, RunTag)],
                 synchronous=True,
             )
+
+    def log_series(self, run_id: str, points: Sequence[tuple[str, float, int, int]]) -> None:
+        """Metric values (key, value, step, milliseconds since 1970), each at its own time."""
+        from mlflow.entities import Metric
+
+        for i in range(0, len(points), _METRICS):
+            part = [Metric(key, value, at_ms, step) for key, value, step, at_ms in points[i : i + _METRICS]]
+            self.client.log_batch(run_id, metrics=part, synchronous=True)
 
     def log_dataset(self, run_id: str, source: str, digest: str) -> None:
         """The data the run saw, as an MLflow dataset: its name and its content's digest."""

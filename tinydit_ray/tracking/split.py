@@ -120,7 +120,7 @@ def _columns(record: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]
 def _facts(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in record.items():
         is_number = _MEASURED.get(name) in (int, float) or _is_metric(name, value)
-        if value is None or value == "" or is_number or name.startswith("config."):
+        if value is None or is_number or name.startswith("config."):
             continue
         yield name, value
     if record.get("status") != "ok" and record.get("reason"):

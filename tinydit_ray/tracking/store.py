@@ -132,6 +132,8 @@ _REASONS = (
     (r"connection refused", "connection refused"),
     (r"failed to resolve|name or service not known|getaddrinfo", "no such host"),
     (r"timed out|timeout exception", "no answer in time"),
+    # after the patterns above: requests wraps a refusal in the same words
+    (r"connection (aborted|reset)|remote end closed|broken pipe", "the connection broke off"),
     (r"too many 5\d\d error responses", "the server fails with an error of its own, see its log"),
 )
 

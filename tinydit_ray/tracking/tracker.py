@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +24,11 @@ if TYPE_CHECKING:
     import pandas as pd
     from mlflow.entities import Run
 
+    from tinydit_ray.bench.system import Sample
+
 LOG_NAME = "mlflow.log"
 STATUSES = ("FINISHED", "FAILED", "KILLED")
+_PROGRESS_LENGTH = 5000
 _AT_ONCE = 20  # records from earlier that are sent again when MLflow is back
 
 _logger = logging.getLogger("tinydit_ray.tracking")
@@ -133,6 +136,27 @@ class Tracker:
             for item in waiting[:_AT_ONCE]:
                 if not self._try(*item):
                     break
+
+    def tell(self, progress: str) -> None:
+        """Where the sweep stands, as a tag of its run. It is no loss where MLflow is away: the next one comes soon."""
+        if self._is_away():
+            return
+        try:
+            self._runs.client.set_tag(self.run_id, "progress", progress[:_PROGRESS_LENGTH])
+        except Exception as error:
+            _logger.debug("MLflow", exc_info=error)
+            self._note(error)
+
+    def log_samples(self, samples: Sequence[Sample]) -> None:
+        """System metrics on the sweep's own run. Those that MLflow does not take are lost: they are no result."""
+        if self._is_away() or not samples:
+            return
+        try:
+            self._runs.log_series(
+                self.run_id, [(key, value, s.step, s.at_ms) for s in samples for key, value in s.values.items()]
+            )
+        except Exception as error:
+            self._note(error)
 
     def _try(self, record: Record, files: Mapping[str, Path]) -> bool:
         """Send a record. False: MLflow is away, and nothing more should be sent for a while."""

@@ -11,11 +11,11 @@ from typing import Any
 # kind, name, width in pixels; in this order from the left
 _COLUMNS = (
     ("metrics", "ms_per_step", 105),
+    ("metrics", "velocity_mse", 105),
+    ("metrics", "probe_fd", 85),
     ("metrics", "speedup_vs_control", 150),
     ("metrics", "speedup_pooled", 125),
     ("tags", "verdict", 160),
-    ("metrics", "velocity_mse", 105),
-    ("metrics", "probe_fd", 85),
     ("metrics", "first_step_s", 100),
     ("tags", "status", 110),
     ("params", "config.attention", 125),

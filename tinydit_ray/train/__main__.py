@@ -15,6 +15,7 @@ import torch
 
 from tinydit_ray.bench.memory import is_oom
 from tinydit_ray.data import DataError, DataSpec, load, prepare, resolve
+from tinydit_ray.process import keep_freed_memory
 from tinydit_ray.train.files import RunFolder
 from tinydit_ray.train.interrupt import Stop
 from tinydit_ray.train.options import TrainError, TrainOptions, parse
@@ -50,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(options: TrainOptions) -> int:
     """Everything of one run, in its folder; the exit status."""
     torch.set_num_threads(options.cell.cpus_per_worker)
+    keep_freed_memory()  # as in a sweep's trials
     screen = Screen(options.steps, options.cell.batch_size)
     screen.say(f"{options.device_reason}; CPU threads: {options.cell.cpus_per_worker}")
     spec, reason = resolve(options.data, options.classes)

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from tinydit_ray.config import CellConfig
 from tinydit_ray.flow import flow_matching_loss
-from tinydit_ray.model import TinyDiT, TinyDiTConfig, build_model
+from tinydit_ray.network import build_network
+from tinydit_ray.train.graph import StepGraph
+from tinydit_ray.train.group import ALONE, Group
 from tinydit_ray.train.trainer import LossFn, Trainer
 
 AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -27,7 +29,8 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 INDUCTOR_OPTIONS: dict[str, dict[str, Any]] = {
     "none": {},
     "coordinate-descent": {"coordinate_descent_tuning": True},
-    "epilogue-fusion": {"epilogue_fusion": True},
+    # what follows a matmul goes into its loop; only into Inductor's own matmuls, which are off by default
+    "epilogue-fusion": {"epilogue_fusion": True, "max_autotune_gemm": True},
     "conv-1x1-as-mm": {"conv_1x1_as_mm": True},
 }
 DYNAMIC = {"auto": None, "off": False, "on": True}
@@ -46,10 +49,15 @@ class FastTrainer(Trainer):
         compile_scope: "model", or "block" to compile only the repeated block.
         fullgraph, dynamic: as in torch.compile.
         inductor: name of an option set in ``INDUCTOR_OPTIONS``.
+        duck_shapes: False gives each dynamic size a symbol of its own while compiling, equal or not.
         optimizer: "adamw" (PyTorch's own choice of kernel) or -foreach, -fused, -capturable.
+        cuda_graph: capture the whole step as one CUDA graph; makes any optimiser capturable too. CUDA only,
+            batches of one shape, no GradScaler (it asks the device in each step).
         memory_format: "channels-last" keeps images and convolution weights in that layout.
         matmul_precision: of fp32 matmuls, as in torch.set_float32_matmul_precision. It is a setting of
             the process, so every step sets it: two trainers in one process do not disturb each other.
+        group: the workers that train together; each gives the step its share of the global batch, and
+            gradients are averaged (DistributedDataParallel) before they are unscaled and clipped.
     """
 
     def __init__(
@@ -65,14 +73,18 @@ class FastTrainer(Trainer):
         compile_scope: str = "model",
         fullgraph: bool = False,
         dynamic: bool | None = None,
+        duck_shapes: bool = True,
         inductor: str = "none",
         optimizer: str = "adamw",
+        cuda_graph: bool = False,
         memory_format: str = "contiguous",
         matmul_precision: str = "highest",
+        group: Group = ALONE,
     ) -> None:
-        self.matmul_precision = matmul_precision
+        self.matmul_precision, self.group = matmul_precision, group
         self.optimizer_name, self.amp_dtype, self.weight_dtype = optimizer, amp_dtype, weight_dtype
         self.device_type = next(model.parameters()).device.type
+        self.cuda_graph, self.duck_shapes = cuda_graph, duck_shapes
         self.layout = torch.channels_last if memory_format == "channels-last" else None
         if weight_dtype is not None:
             model.to(weight_dtype)
@@ -80,14 +92,18 @@ class FastTrainer(Trainer):
             model.to(memory_format=self.layout)
         super().__init__(model, loss_fn, lr=lr, max_grad_norm=max_grad_norm)
         self.scaler = torch.amp.GradScaler(self.device_type) if amp_dtype == torch.float16 else None
+        self.graph = StepGraph(self.update, list(model.parameters()), self.optimizer) if cuda_graph else None
         if compile:
             mode = "default" if compile is True else compile
             self.net = compile_net(
                 model, mode=mode, scope=compile_scope, fullgraph=fullgraph, dynamic=dynamic, inductor=inductor
             )
+        # around the compiled net: one graph as for one worker; compiled from outside it breaks into three
+        self.net = group.replicate(self.net)
 
     def make_optimizer(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.model.parameters(), lr=self.lr, **OPTIMIZERS[self.optimizer_name])
+        how = OPTIMIZERS[self.optimizer_name] | ({"capturable": True} if self.cuda_graph else {})
+        return torch.optim.AdamW(self.model.parameters(), lr=self.lr, **how)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """No context for fp32: autocast to fp32 is not the same as none, and warns on the CPU."""
@@ -95,10 +111,17 @@ class FastTrainer(Trainer):
             return nullcontext()
         return torch.autocast(self.device_type, dtype=self.amp_dtype)
 
+    def symbols(self) -> AbstractContextManager[Any]:
+        """Duck shaping is a setting of the process that counts while a graph is being compiled."""
+        if self.duck_shapes:
+            return nullcontext()
+        settings: Any = torch.fx.experimental._config
+        return settings.patch(use_duck_shape=False)
+
     def loss(self, batch: Any) -> Tensor:
         torch.set_float32_matmul_precision(self.matmul_precision)
         converts = self.weight_dtype is not None or self.layout is not None
-        with self.autocast():
+        with self.autocast(), self.symbols():
             return self.loss_fn(self._converted if converts else self.net, batch)
 
     def _converted(self, x: Tensor, t: Tensor) -> Tensor:
@@ -109,6 +132,10 @@ class FastTrainer(Trainer):
         return self.net(x, t)
 
     def train_step(self, batch: Any) -> Tensor:
+        if self.graph is not None:
+            loss = self.graph(batch)
+            self.steps += 1
+            return loss
         if self.scaler is None:
             return super().train_step(batch)
         self.optimizer.zero_grad(set_to_none=True)
@@ -125,9 +152,13 @@ class FastTrainer(Trainer):
             self.steps += 1
         return loss.detach()
 
+    def mean_loss(self, losses: list[Tensor]) -> float:
+        return self.group.mean(torch.stack(losses).mean()).item()
+
     def gradients(self, batch: Any) -> tuple[float, dict[str, Tensor]]:
         if self.scaler is None:
-            return super().gradients(batch)
+            loss_value, grads = super().gradients(batch)
+            return self._over_workers(loss_value), grads
         scale = self.scaler.get_scale()
         while True:  # lower until the gradients fit into fp16, as training itself would
             self.optimizer.zero_grad(set_to_none=True)
@@ -138,7 +169,12 @@ class FastTrainer(Trainer):
                 break
             scale /= 16
         self.optimizer.zero_grad(set_to_none=True)
-        return loss.item(), grads
+        return self._over_workers(loss.item()), grads
+
+    def _over_workers(self, loss: float) -> float:
+        if self.group.size == 1:
+            return loss
+        return self.group.mean(torch.tensor(loss, device=self.device_type)).item()
 
     def extra_state(self) -> dict[str, Any]:
         return {"scaler": self.scaler.state_dict()} if self.scaler is not None else {}
@@ -147,15 +183,20 @@ class FastTrainer(Trainer):
         state = super().load(path)
         if self.scaler is not None and "scaler" in state:
             self.scaler.load_state_dict(state["scaler"])
+        if self.graph is not None:
+            self.graph.forget()
         return state
 
     def restart(self, weights: dict[str, Tensor]) -> None:
-        """Back to step 0 from these weights, in place: compiled graphs and their guards stay valid."""
+        """Back to step 0 from these weights, in place: compiled graphs and captured ones stay valid."""
         with torch.no_grad():
             for name, tensor in self.model.state_dict().items():
                 tensor.copy_(weights[name])
         self.optimizer.zero_grad(set_to_none=True)
-        self.optimizer.state.clear()
+        if self.graph is not None:
+            self.graph.reset_optimizer()
+        else:
+            self.optimizer.state.clear()
         if self.scaler is not None:
             self.scaler = torch.amp.GradScaler(self.device_type)
         self.steps = self.skipped_steps = 0
@@ -183,9 +224,11 @@ def compile_net(
     return model
 
 
-def trainer_of(cell: CellConfig, *, device: str | torch.device | None = None) -> FastTrainer:
-    """A fresh trainer for a sweep's cell: seeded weights, every switch applied."""
-    model: TinyDiT = build_model(TinyDiTConfig.of(cell), cell.seed).to(device or cell.device)
+def trainer_of(
+    cell: CellConfig, *, device: str | torch.device | None = None, group: Group = ALONE
+) -> FastTrainer:
+    """A fresh trainer for a sweep's cell: seeded weights, every switch applied; ``group`` trains it together."""
+    model = build_network(cell).to(device or cell.device)
     return FastTrainer(
         model,
         lr=cell.lr,
@@ -196,9 +239,12 @@ def trainer_of(cell: CellConfig, *, device: str | torch.device | None = None) ->
         compile_scope=cell.compile_scope,
         fullgraph=cell.fullgraph == "on",
         dynamic=DYNAMIC[cell.dynamic],
+        duck_shapes=cell.duck_shapes == "on",
         inductor=cell.inductor,
         optimizer=cell.optimizer,
+        cuda_graph=cell.cuda_graph == "on",
         memory_format=cell.memory_format,
         # medium: bf16 or TF32 multiplications inside fp32 matmuls, whatever the hardware has for it
         matmul_precision="medium" if cell.precision == "fp32-medium" else "highest",
+        group=group,
     )

@@ -16,6 +16,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from tinydit_ray.atomic import replace_text
 from tinydit_ray.train.options import TrainError
 from tinydit_ray.train.trainer import Trainer, load_checkpoint
 
@@ -76,13 +77,11 @@ class RunFolder:
         new = self.path / "checkpoint.new.tmp"
         try:
             trainer.save(new, config=config, **extra)
-            _sync(new)
             if self.current.exists():
                 os.replace(self.current, self.previous)
             os.replace(new, self.current)
         except (OSError, RuntimeError) as error:  # torch's zip writer reports a full disk as RuntimeError
-            for half in self.path.glob("checkpoint*.tmp"):
-                half.unlink()
+            new.unlink(missing_ok=True)
             reason = getattr(error, "strerror", None) or f"disk full? {str(error).strip().splitlines()[0]}"
             raise TrainError(f"{self.current}: not written ({reason}); the one before it is kept") from error
 
@@ -95,9 +94,7 @@ class RunFolder:
 
     def write_metrics(self, metrics: dict[str, Any]) -> None:
         """Whole or not at all."""
-        temporary = self.path / "metrics.json.tmp"
-        temporary.write_text(json.dumps(metrics, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        os.replace(temporary, self.metrics_path)
+        replace_text(self.metrics_path, json.dumps(metrics, indent=1, allow_nan=False) + "\n")
 
 
 def _read(path: Path) -> tuple[dict[str, Any] | None, str]:
@@ -110,11 +107,3 @@ def _read(path: Path) -> tuple[dict[str, Any] | None, str]:
         return load_checkpoint(path), ""
     except Exception as error:  # whatever a damaged file makes the readers raise
         return None, (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

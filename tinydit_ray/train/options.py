@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any, NoReturn
 
 import yaml
 
+from tinydit_ray.arguments import below_one, count
 from tinydit_ray.bench.machine import granted_cpus
 from tinydit_ray.config import CellConfig, check_key, from_mapping
 from tinydit_ray.grid import parse_sets
@@ -30,6 +30,7 @@ AXIS_OPTIONS = {
 SIZE_AXES = ("dim", "depth", "heads")
 DEFAULT_MODEL = "base"
 EVALUATIONS = 8  # by default: that many moments of training in the strip
+_DECAY = below_one("a decay of at least 0 and below 1, such as 0.999")
 
 
 class TrainError(ValueError):
@@ -75,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
     )
     what = p.add_argument_group("what to train")
     what.add_argument("--out", type=Path, required=True, help="folder of this run, such as runs/x")
-    what.add_argument("--steps", type=_count(1), default=4000, help="optimiser steps in all (default: 4000)")
+    what.add_argument("--steps", type=count(1), default=4000, help="optimiser steps in all (default: 4000)")
     what.add_argument(
         "--set", dest="sets", metavar="AXIS=VALUE", action="append", default=[],
         help="any axis of a cell, such as dim=128 (default size: model=base)",
@@ -91,24 +92,24 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument("--lr", help="AdamW learning rate (default: 3e-4)")
     how.add_argument("--seed", help="of weights, order, noise and times (default: 0)")
     how.add_argument("--device", help="cpu, cuda or auto (default: auto)")
-    how.add_argument("--threads", type=_count(1), help="CPU threads (default: torch's choice)")
+    how.add_argument("--threads", type=count(1), help="CPU threads (default: torch's choice)")
     _add_scores(p.add_argument_group("scores and files"))
     return p
 
 
 def _add_scores(group: Any) -> None:
-    group.add_argument("--ema", type=_decay, metavar="DECAY", help="also average the weights and score the average")
+    group.add_argument("--ema", type=_DECAY, metavar="DECAY", help="also average the weights and score the average")
     group.add_argument("--sampler", choices=("euler", "heun"), default="euler")
-    group.add_argument("--sample-steps", type=_count(1), default=20, help="steps of the sampler (default: 20)")
-    group.add_argument("--samples", type=_count(1), default=64, help="images in samples.png (default: 64)")
-    group.add_argument("--fd-n", type=_count(0), default=1000, help="images of probe-FD; 0: none (default: 1000)")
+    group.add_argument("--sample-steps", type=count(1), default=20, help="steps of the sampler (default: 20)")
+    group.add_argument("--samples", type=count(1), default=64, help="images in samples.png (default: 64)")
+    group.add_argument("--fd-n", type=count(0), default=1000, help="images of probe-FD; 0: none (default: 1000)")
     group.add_argument(
         "--eval-every",
-        type=_count(1),
+        type=count(1),
         metavar="N",
         help="velocity MSE and a row of strip.png each N steps (default: 8 times)",
     )
-    group.add_argument("--save-every", type=_count(1), default=500, metavar="N", help="checkpoint (default: 500)")
+    group.add_argument("--save-every", type=count(1), default=500, metavar="N", help="checkpoint (default: 500)")
 
 
 def parse(argv: Sequence[str]) -> TrainOptions:
@@ -129,7 +130,7 @@ def _resolve_cell(args: argparse.Namespace) -> tuple[CellConfig, str]:
     """The configuration, and why its device was chosen: defaults, then the profile, then what was asked."""
     from tinydit_ray.bench.capability import Unsupported, check_capability
 
-    asked, profile = _asked(args), _read_profile(args.profile)
+    asked, profile = _asked(args), read_profile(args.profile)
     device, reason = _device_of(asked, profile)
     values: dict[str, Any] = {"model": DEFAULT_MODEL, "cpus_per_worker": _default_threads()}
     for layer in (profile, asked):
@@ -162,7 +163,7 @@ def _asked(args: argparse.Namespace) -> dict[str, Any]:
     return asked
 
 
-def _read_profile(path: Path | None) -> dict[str, str]:
+def read_profile(path: Path | None) -> dict[str, str]:
     """A YAML map of axis: value, every scalar as the word it is written as."""
     if path is None:
         return {}
@@ -198,24 +199,3 @@ def _default_threads() -> int:
     import torch
 
     return min(torch.get_num_threads(), granted_cpus())
-
-
-def _count(low: int) -> Any:
-    """Argparse type: a whole number of at least ``low``."""
-
-    def parse_count(text: str) -> int:
-        if not re.fullmatch(r"\d+", text) or int(text) < low:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {low}")
-        return int(text)
-
-    return parse_count
-
-
-def _decay(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a decay of at least 0 and below 1, such as 0.999")
-    return value

@@ -14,6 +14,7 @@ import torch
 
 from tinydit_ray.config import AXES
 from tinydit_ray.data import BatchStream, DataSpec, ImageSet, cache_folder
+from tinydit_ray.network import checkpoint_config, plain_network
 from tinydit_ray.quality import (
     Probe,
     Reference,
@@ -26,7 +27,7 @@ from tinydit_ray.quality import (
     to_uint8,
     velocity_mse,
 )
-from tinydit_ray.train.ema import Ema, plain_model
+from tinydit_ray.train.ema import Ema
 from tinydit_ray.train.fast import trainer_of
 from tinydit_ray.train.files import RunFolder
 from tinydit_ray.train.history import History
@@ -208,7 +209,7 @@ class Training:
         self.folder.write_metrics(metrics(self, "training"))
 
     def _plain(self, *, averaged: bool = False) -> Any:
-        return plain_model(self.model, self.ema.weights if averaged and self.ema is not None else None)
+        return plain_network(self.cell, self.model, self.ema.weights if averaged and self.ema is not None else None)
 
     def _sample(self, model: Any, n: int) -> torch.Tensor:
         return sample_images(model, fixed_noise(n), sampler=self.options.sampler, steps=self.options.sample_steps)
@@ -219,7 +220,7 @@ class Training:
             raise Diverged(f"weights are not finite after {self.steps} steps")
         self.folder.save(
             self.trainer,
-            self.model.cfg,
+            checkpoint_config(self.cell, self.model),
             identity=self.identity(),
             threads=self.cell.cpus_per_worker,
             stream=self.stream.state_dict(),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from tinydit_ray.atomic import replacing
 
 LossFn = Callable[[Any, Any], Tensor]
 
@@ -53,12 +54,17 @@ class Trainer:
 
     def train_step(self, batch: Any) -> Tensor:
         """One optimiser step; the loss before it, detached, so that no step waits for the device."""
+        loss = self.update(batch)
+        self.steps += 1
+        return loss
+
+    def update(self, batch: Any) -> Tensor:
+        """What the device does in a step: forward, backward, clip, optimiser. Counts nothing."""
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.loss(batch)
         loss.backward()
         self.clip()
         self.optimizer.step()
-        self.steps += 1
         return loss.detach()
 
     def clip(self) -> None:
@@ -80,9 +86,11 @@ class Trainer:
         max_steps: int,
         log_every: int = 100,
         on_log: Callable[[int, float], None] | None = None,
+        on_step: Callable[[], None] | None = None,
     ) -> list[tuple[int, float]]:
         """Train for ``max_steps`` optimiser steps, going round the loader as often as that takes.
 
+        ``on_step`` is called after each step that was taken, and not after one that a loss scaler refused.
         Raises Diverged when a logged loss is not finite, or no step of many in a row is taken.
         Returns [(step, mean loss since the last entry)], one entry each ``log_every`` steps and one at
         the end. The loss is fetched from the device only then.
@@ -98,14 +106,20 @@ class Trainer:
                 self.check_progress(refused)
                 continue
             refused = self.skipped_steps
+            if on_step:
+                on_step()
             if self.steps % log_every == 0 or self.steps == max_steps:
-                history.append((self.steps, torch.stack(losses).mean().item()))
+                history.append((self.steps, self.mean_loss(losses)))
                 losses.clear()
                 if not math.isfinite(history[-1][1]):
                     raise Diverged(f"the loss is {history[-1][1]} after {self.steps} steps")
                 if on_log:
                     on_log(*history[-1])
         return history
+
+    def mean_loss(self, losses: list[Tensor]) -> float:
+        """Mean over steps, and over workers where several train together."""
+        return torch.stack(losses).mean().item()
 
     def check_progress(self, refused: int) -> None:
         """Raises Diverged after too many skipped steps in a row; ``refused`` is their count at the last step taken."""
@@ -128,9 +142,8 @@ class Trainer:
     def save(self, path: str | Path, config: Any = None, **extra: Any) -> None:
         """Write a checkpoint with the keys ``model`` and ``config``, only tensors and plain types.
 
-        Written beside and renamed, so that a kill leaves the old file or the new one, never half of one.
+        A kill leaves the old file or the new one, never half of one.
         """
-        path = Path(path)
         plain = vars(config) if config is not None and not isinstance(config, Mapping) else config
         state = {
             "model": self.model.state_dict(),
@@ -141,9 +154,8 @@ class Trainer:
             **self.extra_state(),
             **extra,
         }
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        torch.save(state, temporary)
-        os.replace(temporary, path)
+        with replacing(Path(path)) as temporary:
+            torch.save(state, temporary)
 
     def extra_state(self) -> dict[str, Any]:
         """More state of a subclass that a resumed training needs."""

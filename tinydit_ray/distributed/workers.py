@@ -1,0 +1,93 @@
+"""A cell of several workers: a Ray Train worker group, and what becomes of it where one of them fails."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from typing import Any
+
+from tinydit_ray.cell import CellTask, rank_of, run_cell
+from tinydit_ray.process import thread_environment
+from tinydit_ray.record import Record
+from tinydit_ray.sweep.local import lost_record, worst
+
+START_FAILURES = 1  # a group that does not start is tried once more, then the round has failed
+
+
+class RankFailed(RuntimeError):
+    """A worker's cell is not ok; the message is its record. It ends the group: the others wait for this one."""
+
+
+def run_together(task: CellTask) -> dict[str, Any]:
+    """Run a cell in a worker group; returns what the trial reports, whatever happened."""
+    from ray.train import WorkerGroupError
+    from ray.train.v2.api.exceptions import TrainingFailedError
+
+    start = time.monotonic()
+    try:
+        with tempfile.TemporaryDirectory(prefix="tinydit-train-") as storage:
+            return _fit_group(task, storage)
+    except WorkerGroupError as error:
+        record, text = _failed_record(task, error.worker_failures, time.monotonic() - start), str(error)
+    except TrainingFailedError as error:
+        cause = getattr(error, "controller_failure", error)
+        record, text = lost_record(task, None, time.monotonic() - start, _first_line(cause)), str(error)
+    return {"record": json.dumps(record, ensure_ascii=False), "files": {"error.txt": text.encode()}}
+
+
+def _fit_group(task: CellTask, storage: str) -> dict[str, Any]:
+    from ray.train import ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.v2.api.config import FailureConfig, RunConfig  # what ray.train has under these names at run time
+
+    from tinydit_ray.train.group import COLLECTIVE_TIMEOUT_S, backend_of
+
+    cell = task.cell
+    resources: dict[str, float] = {"CPU": cell.cpus_per_worker}
+    if cell.gpus_per_worker:
+        resources["GPU"] = cell.gpus_per_worker
+    run: Any = RunConfig(
+        storage_path=storage, name="cell",
+        # threads are read when torch is imported, which Train does before it calls our code
+        worker_runtime_env={"env_vars": thread_environment(cell.cpus_per_worker)},
+        failure_config=FailureConfig(max_failures=0, controller_failure_limit=START_FAILURES),
+    )  # fmt: skip
+    result: Any = TorchTrainer(
+        train_worker,  # type: ignore[arg-type]  # what rank 0 returns becomes result.return_value
+        train_loop_config={"task": task.to_json()},
+        torch_config=TorchConfig(backend=backend_of(cell.device), timeout_s=int(COLLECTIVE_TIMEOUT_S)),
+        scaling_config=ScalingConfig(
+            num_workers=cell.workers, use_gpu=cell.gpus_per_worker > 0, resources_per_worker=resources
+        ),
+        run_config=run,
+    ).fit()
+    return result.return_value
+
+
+def train_worker(config: dict[str, Any]) -> Any:
+    """What each worker of the group runs."""
+    from tinydit_ray.distributed.trial import report_of
+
+    task = CellTask.from_json(config["task"])
+    record = run_cell(task)
+    if record["status"] != "ok":
+        raise RankFailed(json.dumps(record, ensure_ascii=False))
+    return report_of(task, record) if rank_of(task) == 0 else None
+
+
+def _failed_record(task: CellTask, failures: dict[int, Exception], seconds: float) -> Record:
+    """The record of the worker that failed; of one that died without any, what is known of its end."""
+    causes = {rank: getattr(error, "_base_exc", error) for rank, error in sorted(failures.items())}
+    told = [json.loads(str(cause)) for cause in causes.values() if isinstance(cause, RankFailed)]
+    if told:
+        return worst(told)
+    rank, cause = next(iter(causes.items()), (0, RuntimeError("a worker failed")))
+    detail = f"worker {rank} of {task.cell.workers} ended: {_first_line(cause)}"
+    return lost_record(task.of_rank(rank), None, seconds, detail)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    cause = next((line for line in lines if "exit" in line.lower()), "")
+    return cause or (lines[0] if lines else type(error).__name__)

@@ -1,0 +1,70 @@
+"""The end of a sweep: its results, table, recommendation and MLflow summary, and where all of it lies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from tinydit_ray.atomic import replace_text
+from tinydit_ray.record import BAD_STATUSES
+from tinydit_ray.sweep.attach import attach_report
+from tinydit_ray.sweep.best import print_best, write_best
+from tinydit_ray.sweep.results import write_results
+from tinydit_ray.sweep.screen import summary_text
+from tinydit_ray.tracking import round_name, summary_files
+
+if TYPE_CHECKING:
+    from tinydit_ray.sweep.driver import Finish, Sweep
+
+
+def conclude(sweep: Sweep, console: Console, finish: Finish | None, *, interrupted: bool) -> list[dict[str, Any]]:
+    """Write and print what a sweep came to, interrupted or not; returns its rows.
+
+    ``finish`` adds what a script prints beyond the table.
+    """
+    folder = sweep.folder
+    sweep.tell(ended=True)
+    rows = sweep.rows()
+    write_results(folder.path / "results.parquet", rows)
+    replace_text(folder.path / "summary.txt", summary_text(rows, width=console.width, print_table=sweep.print_table))
+    if sweep.screen:
+        sweep.screen.print_summary(rows, sweep.records, sweep.print_table)
+    if sweep.space[0].times != "quality":
+        console.print(f"noise floor: {sweep.floor_source}", highlight=False)
+    if finish and not interrupted:
+        finish(sweep, console)
+    if not sweep.options.self_control and sweep.space[0].times == "step":
+        print_best(console, write_best(folder.path, sweep.best_rows(), sweep.content), sweep.best_rows())
+    if sweep.options.report and not interrupted:
+        attach_report(folder.path, console)
+    sweep.tracker.finish(
+        status="KILLED" if interrupted else "FINISHED", summary=summary_files(folder.path), pooled=_pooled_frame(rows)
+    )
+    print_where(console, sweep)
+    return rows
+
+
+def _pooled_frame(rows: list[dict[str, Any]]) -> Any:
+    import pandas as pd
+
+    return pd.DataFrame(rows)
+
+
+def print_where(console: Console, sweep: Sweep) -> None:
+    """The path of the sweep folder, of the logs of cells that went wrong, and how to open MLflow."""
+    slugs = {cell.cell_id: cell.slug for cell in sweep.cells}
+    for row in sweep.new:
+        if row["status"] in BAD_STATUSES and row["cell_id"] in slugs:
+            log = sweep.folder.path / "cells" / slugs[row["cell_id"]] / round_name(row) / "log.txt"
+            console.print(f"{row['cell_name']}: {row['status']}, see {log}", highlight=False, soft_wrap=True)
+    console.print(f"sweep folder: {sweep.folder.path}", highlight=False, soft_wrap=True)
+    tracking = sweep.content.get("tracking")
+    if tracking:
+        console.print(
+            f"MLflow: experiment {tracking['experiment']!r} in {tracking['uri']}; open it with: make ui, or"
+            f" python -m tinydit_ray.tracking ui --tracking-uri '{tracking['uri']}'",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
+    for warning in sweep.tracker.warnings:
+        console.print(f"[yellow]{warning}", highlight=False)

@@ -1,0 +1,107 @@
+"""What is decided before a sweep's folder is made: device, data, machine, versions, cells."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from datetime import UTC, datetime
+from importlib import metadata
+from importlib.util import find_spec
+from typing import Any
+
+from rich.console import Console
+
+from tinydit_ray.bench.machine import granted_cpus, machine_facts, node_kind, versions
+from tinydit_ray.sweep.errors import UsageError
+from tinydit_ray.sweep.folder import git_commit
+from tinydit_ray.sweep.options import SweepOptions
+from tinydit_ray.sweep.plan import Cell, make_cells
+from tinydit_ray.sweep.workers import check_workers, default_cpus
+
+
+def prepare(options: SweepOptions, console: Console) -> tuple[dict[str, Any], list[Cell], int]:
+    """Everything that is decided before a folder is made: device, data, machine, cells."""
+    if options.ray and find_spec("ray") is None:
+        raise UsageError("Ray is not installed: pip install 'tinydit-ray[ray,mlflow]', or use --no-ray")
+    device = resolve_device(options, console)
+    kind = node_kind(device)
+    cpus = options.cpus_per_worker or default_cpus(options)
+    if options.cpus_per_worker and options.cpus_per_worker > granted_cpus() and not options.address:
+        raise UsageError(f"--cpus-per-worker {options.cpus_per_worker}: this machine has {granted_cpus()} CPUs")
+    if options.concurrent * cpus > granted_cpus() and options.concurrent > 1 and not options.address:
+        raise UsageError(
+            f"--concurrent {options.concurrent} with {cpus} CPUs per trial: this machine has {granted_cpus()} CPUs;"
+            f" at most --cpus-per-worker {max(1, granted_cpus() // options.concurrent)} fits"
+        )
+    # the grid is checked before the data is touched: a typing mistake must not cost a decode
+    cells, _ = make_cells(options, device=device, cpus=cpus, node_kind=kind, data_digest="")
+    check_workers(options, [cell.config for cell in cells])
+    data = prepare_data(options, console)
+    cells, duplicates = make_cells(options, device=device, cpus=cpus, node_kind=kind, data_digest=data["digest"])
+    if cells[0].times == "sampler":
+        console.print("this grid varies sampler: every cell is timed by its sampler, in ms per image")
+    content: dict[str, Any] = {
+        "sweep_id": uuid.uuid4().hex[:12],
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "product_version": product_version(),
+        "git_commit": git_commit(),
+        "node_kind": kind,
+        "machine": {**machine_facts(), "node_id": node_id()},
+        "versions": versions(),
+        "data": data,
+        "command": options.command,
+        "options": options.given,
+        "grid": {
+            "name": options.grid_name, "rounds": options.rounds, "time_s": options.time_s, "steps": options.steps,
+            "ci": options.ci, "seeds": options.seeds, "ema": options.ema,
+            "cells": [{"name": c.name, "cell_id": c.cell_id, **c.config.asdict()} for c in cells],
+            "control": options.control,
+        },
+    }  # fmt: skip
+    return content, cells, duplicates
+
+
+def resolve_device(options: SweepOptions, console: Console) -> str:
+    """The device, and a word why, where it was left open."""
+    if options.device != "auto":
+        return options.device
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    found = torch.cuda.get_device_name() if device == "cuda" else "no CUDA device was found"
+    console.print(f"device: {device}, since {'there is ' if device == 'cuda' else ''}{found}")
+    return device
+
+
+def prepare_data(options: SweepOptions, console: Console) -> dict[str, Any]:
+    """Find and decode the data once, before any trial."""
+    from tinydit_ray import data
+
+    try:
+        spec, why = data.resolve(options.data, options.classes)
+        console.print(why, highlight=False)
+        start = time.perf_counter()
+        spec = data.prepare(spec)
+        train = data.load(spec, "train")
+    except data.DataError as error:
+        raise UsageError(str(error)) from None
+    took = time.perf_counter() - start
+    console.print(
+        f"data: {len(train):,} training images, digest {spec.digest}, ready after {took:.1f} s", highlight=False
+    )
+    for note in train.notes:
+        console.print(f"data: {note}", highlight=False)
+    return {"source": train.source, "digest": spec.digest, "spec": spec.as_dict(), "images": len(train)}
+
+
+def product_version() -> str:
+    try:
+        return metadata.version("tinydit-ray")
+    except metadata.PackageNotFoundError:
+        return "0+checkout"
+
+
+def node_id() -> str:
+    import socket
+
+    return socket.gethostname()

@@ -1,0 +1,74 @@
+"""Cells of several workers: what a machine can give them, and how well they scale."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tinydit_ray.bench.machine import granted_cpus
+from tinydit_ray.config import CellConfig
+from tinydit_ray.sweep.errors import UsageError
+from tinydit_ray.sweep.options import SweepOptions
+
+
+def default_cpus(options: SweepOptions) -> int:
+    """CPUs of each worker where nobody says: this machine's, shared by the most workers that a cell has, so that
+    all cells of a grid have workers of one size."""
+    return max(1, granted_cpus() // most_workers(options))
+
+
+def most_workers(options: SweepOptions) -> int:
+    """The largest ``workers`` that the grid or ``--set`` names."""
+    if "workers" in options.sets:
+        return max(options.sets["workers"])
+    grid = options.grid
+    named = [grid.base, *grid.cells, *({"workers": n} for n in grid.axes.get("workers", ()))]
+    return max((int(values["workers"]) for values in named if "workers" in values), default=1)
+
+
+def check_workers(options: SweepOptions, configs: Iterable[CellConfig]) -> None:
+    """Raises UsageError where this machine has fewer CPUs than a cell's workers hold together; a cluster is asked
+    later."""
+    if options.address:
+        return
+    for config in configs:
+        asked = config.workers * config.cpus_per_worker
+        if config.workers > 1 and asked > granted_cpus():
+            raise UsageError(
+                f"workers {config.workers} of {config.cpus_per_worker} CPUs each: this machine has {granted_cpus()}"
+                f" CPUs; possible: workers up to {granted_cpus() // config.cpus_per_worker}"
+            )
+
+
+def scaling(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, str]]:
+    """cell_id -> (scaling efficiency, the kind of baseline) of cells of several workers.
+
+    Efficiency is images per second over those of as many workers that each were as fast as one alone. One alone
+    is the cell that is equal but for its workers: with the same global batch (``strong``: the work is shared), or,
+    where the sweep has none, with the same batch per worker (``weak``: the work grows).
+    """
+    cells = {row["cell_id"]: row for row in rows if row.get("ms_per_step_pooled")}
+    alone = {_likeness(row): row for row in cells.values() if row["config.workers"] == 1}
+    found = {}
+    for cell_id, row in cells.items():
+        workers, batch = row["config.workers"] or 1, row["config.batch_size"]
+        if workers == 1:
+            continue
+        for kind, base_batch in (("strong", batch), ("weak", batch // workers)):
+            base = alone.get(_likeness(row, base_batch))
+            if base is not None:
+                found[cell_id] = (_images_per_s(row) / (workers * _images_per_s(base)), kind)
+                break
+    return found
+
+
+def _likeness(row: Mapping[str, Any], batch: int | None = None) -> tuple[Any, ...]:
+    """What two cells share that differ in nothing but their workers, and their batch where it is given."""
+    own = ("config.workers", "config.batch_size")
+    rest = tuple((name, row[name]) for name in sorted(row) if name.startswith("config.") and name not in own)
+    batch = row["config.batch_size"] if batch is None else batch
+    return (*rest, row["node_kind"], row["data_digest"], row["repeat"], batch)
+
+
+def _images_per_s(row: Mapping[str, Any]) -> float:
+    return 1e3 * row["config.batch_size"] / row["ms_per_step_pooled"]
