@@ -1,0 +1,143 @@
+"""Which figures a group of cells has, in the order of the page, and why one is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from analysis import plots
+from analysis.cells import Cell
+from analysis.effects import effects
+from analysis.load import Curve, SweepData
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST_CURVES = 10  # more lines in one figure cannot be told apart
+SMOOTH = 3  # logged losses that a level must hold for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """A figure, or why there is none; ``words`` is what a reader must know beside it."""
+
+    name: str  # of its files
+    title: str
+    figure: Figure | None
+    why: str
+    words: str = ""
+
+    def shown(self, salt: str) -> dict[str, Any]:
+        from markupsafe import Markup
+
+        svg = Markup(plots.svg_of(self.figure, f"{salt}{self.name}")) if self.figure else None
+        return {"title": self.title, "svg": svg, "why": self.why, "words": self.words}
+
+
+def figures(sweep: SweepData, cells: Sequence[Cell]) -> list[Drawn]:
+    found = loss_curves(sweep, cells)
+    shown = found[:MOST_CURVES]
+    note = f" (the {MOST_CURVES} fastest of those with a curve)" if len(found) > MOST_CURVES else ""
+    return [
+        *_speed(cells),
+        Drawn(name="pareto", title="Step time and quality", figure=plots.scatter(cells),
+              why="no cell has both ms/step and a velocity MSE"),
+        Drawn(name="loss-steps", title="Loss by step" + note, figure=plots.curves(shown, by="steps"),
+              why="no round left a loss.csv within reach"),
+        Drawn(name="loss-seconds", title="Loss by seconds of training" + note,
+              figure=plots.curves(shown, by="seconds"), why="no loss curve here has its seconds"),
+        _time_to_quality(found),
+        *_costs(cells),
+    ]  # fmt: skip
+
+
+def _speed(cells: Sequence[Cell]) -> list[Drawn]:
+    speed = plots.bars(
+        cells, value="speedup", low="low", high="high", words="speed-up over the control, 95 % interval"
+    )
+    sources = sorted({cell["peak_source"] for cell in cells if cell["peak_source"]})
+    return [
+        Drawn(name="speedup", title="Speed-up", figure=speed, why="no cell has a speed-up"),
+        Drawn(name="effects", title="What each switch does by itself", figure=plots.main_effects(effects(cells)),
+              why="no two setups differ in one switch alone",
+              words="Each value against the reference, over pairs of setups that are alike in everything else."),
+        Drawn(name="roofline", title="Against the machine's peak", figure=plots.roofs(cells),
+              why="no cell has a measured peak", words=f"Peak: {', '.join(sources)}." if sources else ""),
+    ]  # fmt: skip
+
+
+def _costs(cells: Sequence[Cell]) -> list[Drawn]:
+    memory = "device_mb" if any(cell["device_mb"] for cell in cells) else "rss_mb"
+    what = "peak device memory, MB" if memory == "device_mb" else "peak memory of the process, MB"
+    compiled = [cell for cell in cells if cell["compile"] is not None and cell["setup"].get("compile") != "off"]
+    return [
+        Drawn(name="compile", title="Compile cost and break-even", why="nothing here was compiled",
+              figure=plots.bars(compiled, value="compile", note=break_even,
+                                words="seconds of compiling in the first step (round 1, cold cache)")),
+        Drawn(name="memory", title="Memory", figure=plots.bars(cells, value=memory, words=what),
+              why="no round recorded its memory"),
+        Drawn(name="sampling", title="Sampling", why="this sweep did not time sampling",
+              figure=plots.bars(cells, value="sampling", words="ms per sampled image")),
+    ]  # fmt: skip
+
+
+def break_even(cell: Cell) -> str:
+    steps = cell["break_even"]
+    if steps is not None:
+        return f"pays after {steps:,.0f} steps"
+    return "break-even not known" if (cell["speedup"] or 0.0) > 1 else "never pays: not faster"
+
+
+def loss_curves(sweep: SweepData, cells: Sequence[Cell]) -> list[tuple[Cell, Curve]]:
+    """The first curve of each cell; fastest cells first where there are too many to draw."""
+    found = []
+    for cell in cells:
+        curve = next((curve for row in cell["rows"] if (curve := sweep.files.curve(row))), None)
+        if curve:
+            found.append((cell, curve))
+    if len(found) > MOST_CURVES:
+        found.sort(key=lambda pair: -(pair[0]["speedup"] or 0.0))
+    return found
+
+
+def _time_to_quality(found: Sequence[tuple[Cell, Curve]]) -> Drawn:
+    target, cells = time_to_quality(found)
+    words = f"Until the mean of {SMOOTH} logged training losses is at most {target:.4f}, which all of them reach."
+    figure = plots.stacked(
+        cells, [("compile", "compiling"), ("train_s", "training")], "seconds until the loss is reached"
+    )
+    return Drawn(name="time-to-quality", title="Time to quality", figure=figure, words=words if cells else "",
+                 why="fewer than two loss curves have seconds")  # fmt: skip
+
+
+def time_to_quality(found: Sequence[tuple[Cell, Curve]]) -> tuple[float, list[Cell]]:
+    """The lowest loss that every curve reaches, and the cells with ``train_s``, the seconds they trained until then.
+    Of a setup that is not compiled the compile time is 0."""
+    timed = [(cell, curve, _smooth(curve)) for cell, curve in found if curve.seconds and len(curve.losses) >= SMOOTH]
+    if len(timed) < 2:
+        return float("nan"), []
+    target = max(min(losses) for _, _, losses in timed)
+    cells = []
+    for cell, curve, losses in timed:
+        first = next(i for i, loss in enumerate(losses) if loss <= target) + SMOOTH - 1
+        compiling = cell["compile"] if cell["setup"].get("compile") != "off" else 0.0
+        cells.append({**cell, "train_s": (curve.seconds or [])[first], "compile": compiling or 0.0})
+    return target, cells
+
+
+def _smooth(curve: Curve) -> list[float]:
+    return [sum(curve.losses[i : i + SMOOTH]) / SMOOTH for i in range(len(curve.losses) - SMOOTH + 1)]
+
+
+def save_all(drawn: Sequence[Drawn], folder: Path, prefix: str = "") -> list[Path]:
+    """Every figure as PNG and as SVG."""
+    paths = []
+    for item in drawn:
+        if item.figure:
+            folder.mkdir(parents=True, exist_ok=True)
+            for kind in ("svg", "png"):
+                paths.append(folder / f"{prefix}{item.name}.{kind}")
+                plots.save(item.figure, paths[-1])
+    return paths

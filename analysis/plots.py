@@ -1,0 +1,181 @@
+"""Figures of the report: inline SVG in the colours of the page, or files of their own. No window system is needed."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.cells import Cell
+from analysis.effects import Effect
+from analysis.load import Curve
+
+_INK = "#123457"  # stands for the page's text colour; dark on white in files
+_BLUE, _ORANGE = "#4c8eda", "#e07b39"
+_STYLE: dict[Any, Any] = {
+    "text.color": _INK, "axes.edgecolor": _INK, "axes.labelcolor": _INK, "xtick.color": _INK, "ytick.color": _INK,
+    "text.parse_math": False, "legend.framealpha": 0.0, "axes.spines.top": False, "axes.spines.right": False,
+    "font.size": 9,
+}  # fmt: skip
+
+
+def svg_of(figure: Figure, salt: str) -> str:
+    """The ``<svg>`` element alone; ``salt`` keeps the ids of several figures in one page apart."""
+    buffer = io.StringIO()
+    with rc_context({**_STYLE, "svg.hashsalt": salt}):
+        figure.savefig(buffer, format="svg", transparent=True, bbox_inches="tight", metadata={"Date": None})
+    text = buffer.getvalue()
+    text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    return text.replace(_INK, "currentColor")
+
+
+def save(figure: Figure, path: Path) -> None:
+    """As ``.svg`` or ``.png``, on white."""
+    with rc_context({**_STYLE, "svg.hashsalt": path.stem}):
+        figure.savefig(path, facecolor="white", bbox_inches="tight", dpi=150, metadata={"Date": None}
+                       if path.suffix == ".svg" else None)  # fmt: skip
+
+
+@contextmanager
+def _drawing(width: float, height: float) -> Iterator[tuple[Figure, Axes]]:
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(width, height))
+        yield figure, figure.add_subplot()
+
+
+def _label(cell: Cell) -> str:
+    name = cell["name"]
+    return f"{cell['number']}  {name if len(name) <= 40 else name[:39] + '…'}"
+
+
+def _names(axes: Axes, labels: Sequence[str]) -> None:
+    axes.set_yticks(range(len(labels)), labels)
+    axes.invert_yaxis()
+
+
+def bars(
+    cells: Sequence[Cell], *, value: str, words: str, low: str = "", high: str = "",
+    note: Callable[[Cell], str] | None = None,
+) -> Figure | None:  # fmt: skip
+    """One horizontal bar per cell that has the value, with its interval where both ends are known."""
+    known = [cell for cell in cells if cell[value] is not None]
+    if not known:
+        return None
+    with _drawing(8, 0.6 + 0.32 * len(known)) as (figure, axes):
+        axes.barh(range(len(known)), [cell[value] for cell in known], color=_BLUE, height=0.7)
+        for place, cell in enumerate(known):
+            if low and cell[low] is not None and cell[high] is not None:
+                axes.plot([cell[low], cell[high]], [place, place], color=_INK, marker="|", linewidth=1.5)
+            if note:
+                axes.annotate(note(cell), (cell[value], place), xytext=(4, -3), textcoords="offset points")
+        if low:
+            axes.axvline(1.0, color=_INK, linewidth=0.8, linestyle="--")
+        _names(axes, [_label(cell) for cell in known])
+        axes.set_xlabel(words)
+        return figure
+
+
+def stacked(cells: Sequence[Cell], parts: Sequence[tuple[str, str]], words: str) -> Figure | None:
+    """Bars of parts (key, legend) that add up, of the cells that have all of them."""
+    known = [cell for cell in cells if all(cell[key] is not None for key, _ in parts)]
+    if not known:
+        return None
+    with _drawing(8, 0.8 + 0.32 * len(known)) as (figure, axes):
+        start = [0.0] * len(known)
+        for (key, legend), colour in zip(parts, (_BLUE, _ORANGE), strict=False):
+            lengths = [cell[key] for cell in known]
+            axes.barh(range(len(known)), lengths, left=start, color=colour, height=0.7, label=legend)
+            start = [a + b for a, b in zip(start, lengths, strict=True)]
+        _names(axes, [_label(cell) for cell in known])
+        axes.set_xlabel(words)
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        return figure
+
+
+def main_effects(found: Sequence[Effect]) -> Figure | None:
+    """A point with its interval per value of an axis; the thin line reaches from the least to the most favourable of
+    the settings beside it."""
+    if not found:
+        return None
+    with _drawing(8, 0.7 + 0.34 * len(found)) as (figure, axes):
+        for place, effect in enumerate(found):
+            c = effect.contrast
+            axes.plot([c.least, c.most], [place, place], color=_ORANGE, linewidth=1.0)
+            axes.plot([c.low, c.high], [place, place], color=_BLUE, linewidth=4.0, solid_capstyle="butt")
+            axes.plot([c.value], [place], "o", color=_INK, markersize=4)
+        axes.axvline(1.0, color=_INK, linewidth=0.8, linestyle="--")
+        _names(axes, [f"{e.axis}: {e.value} instead of {e.reference} (n = {e.contrast.n})" for e in found])
+        axes.set_xlabel("times as fast: mean with 95 % interval (thick), least and most of its n pairs (thin)")
+        return figure
+
+
+def roofs(cells: Sequence[Cell]) -> Figure | None:
+    """Achieved TFLOP/s of each cell as a bar, and its roof: the peak of matmuls in its precision."""
+    known = [cell for cell in cells if cell["tflops"] and cell["peak"]]
+    if not known:
+        return None
+    with _drawing(8, 0.8 + 0.32 * len(known)) as (figure, axes):
+        axes.barh(range(len(known)), [cell["tflops"] for cell in known], color=_BLUE, height=0.7, label="achieved")
+        for place, cell in enumerate(known):
+            label = "roof: peak of matmuls in this precision" if place == 0 else None
+            axes.plot([cell["peak"]] * 2, [place - 0.4, place + 0.4], color=_ORANGE, linewidth=2.5, label=label)
+            share = f"{100 * cell['tflops'] / cell['peak']:.0f} %"
+            axes.annotate(share, (cell["tflops"], place), xytext=(4, -3), textcoords="offset points")
+        _names(axes, [_label(cell) for cell in known])
+        axes.set_xlabel("TFLOP/s of the training step")
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        return figure
+
+
+def front(cells: Sequence[Cell]) -> list[Cell]:
+    """Cells that no other cell beats in both step time and velocity MSE (Pareto), fastest first."""
+    known = [cell for cell in cells if cell["ms"] is not None and cell["mse"] is not None]
+    best, found = math.inf, []
+    for cell in sorted(known, key=lambda cell: (cell["ms"], cell["mse"])):
+        if cell["mse"] < best:
+            best = cell["mse"]
+            found.append(cell)
+    return found
+
+
+def scatter(cells: Sequence[Cell]) -> Figure | None:
+    """Step time against velocity MSE, the Pareto front marked; numbers are those of the table."""
+    known = [cell for cell in cells if cell["ms"] is not None and cell["mse"] is not None]
+    if not known:
+        return None
+    best = front(known)
+    with _drawing(7, 4) as (figure, axes):
+        axes.scatter([cell["ms"] for cell in known], [cell["mse"] for cell in known], color=_BLUE, label="setup")
+        axes.plot([cell["ms"] for cell in best], [cell["mse"] for cell in best], "o--", color=_ORANGE,
+                  markerfacecolor="none", markersize=11, label="Pareto front")  # fmt: skip
+        for cell in known:
+            axes.annotate(str(cell["number"]), (cell["ms"], cell["mse"]), xytext=(7, 5), textcoords="offset points")
+        axes.set(xlabel="ms/step", ylabel="velocity MSE (lower is better)")
+        axes.ticklabel_format(useOffset=False)
+        axes.legend()
+        return figure
+
+
+def curves(found: Sequence[tuple[Cell, Curve]], *, by: str) -> Figure | None:
+    """Training loss, one line per cell, by ``steps`` or by ``seconds`` (of training alone)."""
+    drawn = [(cell, curve) for cell, curve in found if by == "steps" or curve.seconds is not None]
+    if not drawn:
+        return None
+    with _drawing(8, 4) as (figure, axes):
+        for cell, curve in drawn:
+            axes.plot(getattr(curve, by), curve.losses, linewidth=1.2, label=_label(cell))
+        axes.set(xlabel={"steps": "step", "seconds": "seconds of training"}[by], ylabel="training loss")
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
+        return figure
