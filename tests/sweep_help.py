@@ -13,7 +13,7 @@ import pandas as pd
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = ["--set", "model=32/1/2", "--set", "batch_size=16"]
-TINY = [*SMALL, "--data", "shapes", "--time", "0.6", "--steps", "4", "--fd-n", "130"]
+TINY = [*SMALL, "--data", "shapes", "--time", "0.6", "--steps", "4", "--fd-n", "130", "--no-report"]
 ONE_CPU = ["--cpus-per-worker", "1"]
 
 

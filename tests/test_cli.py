@@ -30,6 +30,9 @@ MISTAKES = {
     "a grid of 100,000 cells": (["--set", f"seed={','.join(map(str, range(400)))}",
                                  "--set", f"batch_size={','.join(map(str, range(1, 251)))}"], "100,000 cells; --yes"),
     "an option without effect": (["--set", "inductor=epilogue-fusion"], "no effect while compile is off"),
+    "too many workers": (
+        ["--set", "workers=16", "--cpus-per-worker", "2", *TINY], "workers 16 of 2 CPUs each: this machine has"
+    ),
     "control": (["--control", "precision=fp31", *TINY], "precision"),
 }
 

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tinydit_ray.config import (
+    ADDED_LATER,
     AXES,
     AXIS_NAMES,
     COMPILE_ONLY,
@@ -46,7 +47,7 @@ def test_axes_and_literals_of_the_specification():
     assert WORD_AXES["fullgraph"] == WORD_AXES["cuda_graph"] == ("off", "on")
     assert WORD_AXES["dynamic"] == ("auto", "off", "on")
     assert WORD_AXES["qkv"] == ("fused", "separate")
-    assert WORD_AXES["gelu"] == ("exact", "tanh")
+    assert WORD_AXES["gelu"][:2] == ("exact", "tanh")
     assert WORD_AXES["adaln"] == ("per-block", "merged")
     assert WORD_AXES["patches"] == ("conv", "linear")
     assert {"adamw-foreach", "adamw-fused", "adamw-capturable"} <= set(WORD_AXES["optimizer"])
@@ -92,10 +93,37 @@ def test_every_axis_is_part_of_the_config_id():
     plain, compiled = from_mapping({}), from_mapping({"compile": "default"})
     for name, values in WORD_AXES.items():
         base = compiled if name in COMPILE_ONLY else plain
+        base = base.replace(dynamic="on") if name == "duck_shapes" else base
+        base = base.replace(precision="bf16") if name == "residual" else base
         assert base.replace(**{name: values[1]}).config_id != base.config_id, name
-    numbers = {name: 2 for name in AXES if name not in WORD_AXES} | {"dim": 64, "heads": 2, "lr": 1e-3}
+    numbers = {name: 2 for name in AXES if name not in WORD_AXES}
+    numbers |= {"dim": 64, "heads": 2, "lr": 1e-3, "network": "nets:own"}
     for name, value in numbers.items():
         assert plain.replace(**{name: value}).config_id != plain.config_id, name
+
+
+def test_an_axis_added_later_leaves_the_ids_of_older_records_alone():
+    assert set(ADDED_LATER) <= AXES.keys()
+    older = {name: value for name, value in from_mapping({"seed": 3}).asdict().items() if name not in ADDED_LATER}
+    assert from_mapping({"seed": 3}).config_id == short_hash(older)
+
+
+def test_a_residual_stream_in_autocast_without_autocast_is_refused():
+    for precision in ("fp32", "fp32-medium", "bf16-weights"):
+        with pytest.raises(ValueError, match=f"residual: 'autocast' has no effect in precision {precision}"):
+            from_mapping({"precision": precision, "residual": "autocast"})
+
+
+def test_in_a_product_the_residual_stream_is_no_axis_of_fp32():
+    cells = cells_of("axes: {precision: [fp32, bf16], residual: [fp32, autocast]}")
+    assert [(c.precision, c.residual) for c in cells] == [
+        ("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "autocast"),
+    ]  # fmt: skip
+
+
+def test_duck_shapes_without_dynamic_shapes_are_refused():
+    with pytest.raises(ValueError, match="duck_shapes: 'off' has no effect while dynamic is not on"):
+        from_mapping({"compile": "default", "duck_shapes": "off"})
 
 
 @pytest.mark.parametrize("axis", COMPILE_ONLY)
@@ -293,6 +321,11 @@ def test_rounds_steps_and_control():
     assert (grid.rounds, grid.steps, grid.control) == (2, 0, {"attention": "sdpa"})
 
 
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("1.5m", 90), ("2h", 7200)])
+def test_a_budget(text: str, seconds: float):
+    assert parse_grid(f"cells: [{{}}]\nbudget: {text}").budget_s == seconds
+
+
 def test_exclude_takes_a_size_however_it_is_written():
     text = "axes: {model: [tiny, micro]}\nexclude: [{model: %s}]"
     assert [c.model for c in cells_of(text % "tiny")] == ["micro"]
@@ -326,6 +359,9 @@ GRID_MISTAKES = {
     "rounds a word": ("cells: [{}]\nrounds: two", "rounds: 'two' is not a whole number"),
     "rounds a truth value": ("cells: [{}]\nrounds: true", "rounds: True is not a whole number"),
     "steps a fraction": ("cells: [{}]\nsteps: 1.5", "steps: 1.5 is not a whole number"),
+    "budget a word": ("cells: [{}]\nbudget: soon", "budget: 'soon' is not a duration"),
+    "budget zero": ("cells: [{}]\nbudget: 0m", "budget: '0m' is not a duration"),
+    "budget a list": ("cells: [{}]\nbudget: [3]", "budget: [3] is not a duration"),
     "a key twice": ("axes: {seed: [1]}\naxes: {seed: [2]}", "the key 'axes' is given twice"),
     "an axis twice": ("axes: {seed: [1], seed: [2]}", "the key 'seed' is given twice"),
     "not yaml": ("axes: {seed: [1", "not YAML"),
@@ -407,7 +443,7 @@ def test_wrong_sets(texts: list[str], message: str):
 # --- properties -------------------------------------------------------------------------------------------
 
 axis_values = st.one_of(
-    st.sampled_from(sorted(set(WORD_AXES) - {"compile", *COMPILE_ONLY})).flatmap(
+    st.sampled_from(sorted(set(WORD_AXES) - {"compile", "residual", *COMPILE_ONLY})).flatmap(
         lambda a: st.tuples(st.just(a), st.sampled_from(WORD_AXES[a]))
     ),
     st.tuples(st.just("seed"), st.integers(0, 1000)),

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tinydit_ray.bench import memory
 from tinydit_ray.bench.agreement import TOLERANCES, Agreement, compare, reference_of, worst_gradient
 from tinydit_ray.bench.capability import (
     Unsupported,
@@ -106,6 +107,16 @@ def test_the_dtypes_that_ran(precision: str, matmul: str, autocast: str, weights
     names = ("matmul_dtype", "autocast_dtype", "weight_dtype", "matmul_precision")
     assert tuple(facts[f"effective.{name}"] for name in names) == (matmul, autocast, weights, fp32)
     assert mismatches(cell, facts, THREADS) == []
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "bf16-weights"])
+@pytest.mark.parametrize(("asked", "ran"), [("sdpa", "sdpa-upcast"), ("sdpa-upcast", "sdpa")])
+def test_sdpa_in_the_dtype_of_the_cell_and_in_fp32_are_told_apart(asked: str, ran: str, precision: str):
+    cell = cell_of(attention=asked, precision=precision)
+    assert wrong(cell) == []
+    found = wrong(cell, use_kernel(trainer_of(cell), kernel_of(ran)))
+    dtype = "float32" if ran == "sdpa-upcast" else {"fp16": "float16"}.get(precision, "bfloat16")
+    assert found == ([] if precision == "fp32" else [f"attention: asked {asked}, ran on {dtype}"])
 
 
 @pytest.mark.parametrize(
@@ -541,3 +552,15 @@ def test_flops_grow_with_the_batch():
 
 def test_the_loss_is_the_shared_one():
     assert trainer_of(cell_of()).loss_fn is flow_matching_loss
+
+
+# --- out of memory in vague words -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("at_limit", "oom"), [(True, True), (False, False)])
+def test_a_vague_error_of_onednn_is_out_of_memory_only_at_the_limit(
+    at_limit: bool, oom: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(memory, "at_limit", lambda: at_limit)
+    assert memory.is_oom(RuntimeError("could not create a primitive")) is oom
+    assert not memory.is_oom(ValueError("could not create a primitive"))

@@ -27,6 +27,7 @@ from tinydit_ray.record import (
     last_attempts,
     new_record,
     read_records,
+    undisturbed,
     update,
 )
 from tinydit_ray.sweep.results import RESULT_COLUMNS, result_rows, write_results
@@ -297,3 +298,11 @@ def test_results_of_an_older_folder(tmp_path: Path):
     write_results(tmp_path / "results.parquet", rows)
     assert rows[0]["speedup_pooled"] == pytest.approx(1.5)
     assert pq.read_table(tmp_path / "results.parquet").num_rows == 1
+
+
+def test_a_round_under_foreign_load_is_pooled_only_where_there_is_no_other():
+    quiet, loaded = {"status": "ok", "flags": "few-steps"}, {"status": "ok", "flags": "few-steps,foreign-load"}
+    broken = {"status": "failed", "flags": None}
+    assert undisturbed([loaded, quiet, quiet, broken]) == [quiet, quiet]
+    assert undisturbed([loaded, broken]) == [loaded]
+    assert undisturbed([broken]) == []

@@ -145,7 +145,8 @@ def test_resume_runs_what_is_missing_or_not_ok(tmp_path: Path) -> None:
     options = [*TINY, *ONE_CPU, "--no-ray", "--rounds", "1"]
     first = sweep("speed_grid.py", *options, "--name", "again", "--memory-limit", "0.2", cwd=tmp_path)
     assert first.returncode == 3, first.stdout + first.stderr
-    done = sweep("speed_grid.py", *options, "--resume", "again", cwd=tmp_path)
+    # a resumed sweep keeps its options, so the limit is given anew
+    done = sweep("speed_grid.py", *options, "--resume", "again", "--memory-limit", "8", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = records(tmp_path / "runs" / "again")
     assert [(row["status"], row["attempt"]) for row in rows] == [("oom", 1), ("ok", 2)]
@@ -166,3 +167,43 @@ def test_the_null_check_names_its_floor(tmp_path: Path) -> None:
     assert "noise floor:" in done.stdout
     assert "of 2 null comparisons name a winner" in done.stdout
     assert list((tmp_path / "cache" / "floors").glob("*.json"))
+
+
+@pytest.mark.parametrize("limit", [["--cell-timeout", "2m"], ["--budget", "60s"]])
+def test_a_cell_too_slow_to_be_trained_in_its_time_is_timed_all_the_same(limit: list[str], tmp_path: Path) -> None:
+    arguments = [*TWO, "--no-ray", "--rounds", "1", "--name", "slow", "--only", "sdpa*", "--steps", "9000000", *limit]
+    done = sweep("speed_grid.py", *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = records(tmp_path / "runs" / "slow")
+    assert (row["status"], row["velocity_mse"], row["steps_trained"]) == ("ok", None, None)
+    assert row["speedup_vs_control"] > 0
+    assert "not-trained" in row["flags"].split(",")
+    assert row["reason"].startswith("not trained: 9000000 steps would take")
+    assert "not-trained" in done.stdout
+
+
+def test_rounds_that_a_budget_left_out_do_not_hide_the_one_that_ran() -> None:
+    from fake_sweep import record_of
+
+    from tinydit_ray.config import from_mapping
+    from tinydit_ray.sweep.screen import summary_rows
+
+    cell = from_mapping({"attention": "sdpa"})
+    rows = [record_of(cell, sweep_id="s", round_=number) for number in (1, 2, 3)]
+    for row in rows[1:]:
+        row |= {"status": "skipped", "reason": "--budget 660 s is used up"}
+    (shown,) = summary_rows(rows)
+    assert (shown["status"], shown["reason"], shown["rounds_ok"], shown["rounds"]) == ("ok", None, 1, 3)
+    rows[2] |= {"status": "failed", "reason": "it broke"}
+    (shown,) = summary_rows(rows)
+    assert (shown["status"], shown["reason"]) == ("failed", "it broke")
+
+
+def test_a_null_round_under_foreign_load_is_no_part_of_the_floor(capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    from tinydit_ray.sweep.null import quiet_rows
+
+    rows = [{"flags": flags} for flags in ("", None, "few-steps", "few-steps,foreign-load")]
+    assert quiet_rows(rows, Console()) == rows[:3]
+    assert "1 of 4 rounds ran under foreign load" in capsys.readouterr().out

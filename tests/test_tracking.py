@@ -17,6 +17,7 @@ from tinydit_ray.config import AXES, from_mapping
 from tinydit_ray.tracking import TrackingError, absolute_uri, files_of, mask, mask_text, parent, summary_files
 from tinydit_ray.tracking.files import loss_points
 from tinydit_ray.tracking.split import metrics_of, record_key, run_name, run_of, run_status
+from tinydit_ray.tracking.store import one_line
 from tinydit_ray.tracking.uri import sqlite_path
 
 CELL = from_mapping({"attention": "sdpa", "precision": "bf16"})
@@ -203,6 +204,9 @@ def test_only_a_cell_that_is_faster_can_be_the_best():
     assert words["verdict"] == "1.70× with sdpa bf16"
     del pooled["a"]
     assert parent.outcome(pooled, {}) == ({}, {"verdict": "none is faster than the control"})
+    worse = {"a": ({"speedup_pooled": 1.7}, {"verdict": "faster", "quality_verdict": "worse"})}
+    assert parent.outcome(worse, {}) == ({}, {"verdict": "none is faster than the control at no worse quality"})
+    assert parent.outcome({"a": ({"ms_per_step_pooled": 9.0}, {})}, {}) == ({}, {})
     assert parent.pooled_of(None) == {}
 
 
@@ -238,3 +242,18 @@ def test_it_imports_without_mlflow_and_says_what_to_install(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "pip install 'tinydit-ray[mlflow]'" in done.stdout
     assert done.stdout.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("Max retries exceeded (Caused by NewConnectionError('[Errno 111] Connection refused'))", "connection refused"),
+        ("('Connection aborted.', ConnectionRefusedError(111, 'Connection refused'))", "connection refused"),
+        ("ProtocolError('Connection aborted.', RemoteDisconnected('Remote end closed'))", "the connection broke off"),
+        ("ConnectionResetError(104, 'Connection reset by peer')", "the connection broke off"),
+        ("HTTPConnectionPool: Read timed out. (read timeout=5)", "no answer in time"),
+        ("(sqlite3.OperationalError) database is locked", "another program holds the store locked"),
+    ],
+)
+def test_what_a_lost_server_says_is_put_in_a_few_words(said, words):
+    assert one_line(OSError(said)) == words

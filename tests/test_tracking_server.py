@@ -66,16 +66,35 @@ class Server:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait(timeout=30)
             self.process = None
+            self._wait_until_closed()
+
+    def _wait_until_closed(self) -> None:
+        """The server's workers are children of the command: until they too are gone, the port answers."""
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+            except OSError:
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"port {self.port} still answers")
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def only_server(tmp_path_factory):
     place = Server(tmp_path_factory.mktemp("server"))
     try:
-        place.start()
         yield place
     finally:  # also where it never answered
         place.stop()
+
+
+@pytest.fixture
+def server(only_server):
+    """One server for all tests; started anew where a test before left it stopped."""
+    if only_server.process is None:
+        only_server.start()
+    return only_server
 
 
 @pytest.fixture

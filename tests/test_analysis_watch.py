@@ -1,0 +1,122 @@
+"""``analysis/watch.py``: a sweep that runs, from its folder and through MLflow; and what its own screen shows."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from analysis_help import make_grid_sweep, product, script
+from rich.console import Console
+from sweep_help import ONE_CPU, TINY, sweep
+
+from analysis.watch import SILENT_S, look, shown
+from tinydit_ray.record import read_records
+from tinydit_ray.sweep.progress import Progress, Working, now
+
+CELLS = product(precision=["fp32", "bf16"], compile=["off", "default"])
+
+
+@pytest.fixture
+def running(tmp_path):
+    """A sweep of 4 cells and 2 rounds of which the first 5 rounds are done and one runs."""
+    folder = tmp_path / "runs" / "long"
+    make_grid_sweep(folder, CELLS, rounds=2)
+    (folder / "results.parquet").unlink()
+    lines = (folder / "records.jsonl").read_text().splitlines(keepends=True)
+    (folder / "records.jsonl").write_text("".join(lines[:5]))
+    work = folder / "cells" / "x" / "r2-a1"
+    work.mkdir(parents=True)
+    (work / "phase").write_text("timing")
+    working = Working(cell="bf16 compile=off", round=2, since_s=10.0, folder="cells/x/r2-a1")
+    progress = Progress(total=8, done=5, left_s=300.0, at=now(), working=[working])
+    progress.write(folder)
+    return folder, progress
+
+
+def words(seen) -> str:
+    console = Console(file=io.StringIO(), width=150, highlight=False)
+    console.print(shown(seen))
+    return console.file.getvalue()
+
+
+def test_a_running_sweep_from_its_folder(running):
+    folder, progress = running
+    text = words(look(str(folder), None))
+    assert "5/8 rounds · 5 ok · " in text
+    assert "4:5" in text or "5:00 left" in text
+    assert "in work: bf16 compile=off · round 2 · timing · for 0:1" in text
+    assert "best so far: bf16 compile=default ×" in text
+    old = (datetime.now(UTC) - timedelta(seconds=400 + SILENT_S)).isoformat()
+    dataclasses.replace(progress, at=old).write(folder)
+    assert "it may have been killed" in words(look(str(folder), None))
+    dataclasses.replace(progress, ended=True).write(folder)
+    assert "ended" in words(look(str(folder), None))
+    assert script("watch.py", str(folder), cwd=folder).returncode == 0  # it has ended: nothing to wait for
+
+
+@pytest.mark.mlflow
+def test_the_same_from_another_machine_through_mlflow(running, tmp_path):
+    from tinydit_ray.tracking import Tracker
+
+    folder, progress = running
+    uri = f"sqlite:///{tmp_path / 'store.db'}"
+    content = json.loads((folder / "sweep.json").read_text())
+    tracker = Tracker.open(uri=uri, experiment="speed", sweep=content, sweep_dir=folder)
+    for record in read_records(folder / "records.jsonl"):
+        tracker.log_record(record, {})
+    tracker.tell(progress.to_json())
+    tracker.close()
+    here, there = (words(look(*target)).splitlines() for target in ((str(folder), None), ("long", uri)))
+    assert len(here) == len(there) == 5
+    assert here[2].split(" · ")[:2] == there[2].split(" · ")[:2]  # the seconds left may differ
+    assert "in work: bf16 compile=off · round 2 · for 0:1" in there[3]
+    assert here[4] == there[4]
+
+
+def test_what_is_no_progress_is_none(tmp_path):
+    for text in ("", "{", "[]", '{"total": 1}', '{"working": [{"cell": 1}]}'):
+        assert Progress.from_json(text) is None
+    folder = tmp_path / "old"
+    make_grid_sweep(folder, CELLS[:1], rounds=1)
+    assert look(str(folder), None).ended
+
+
+@pytest.mark.slow
+def test_a_real_sweep_tells_where_it_stands_and_gets_its_report(tmp_path: Path):
+    arguments = [word for word in TINY if word != "--no-report"]
+    asked = ["--rounds", "1", "--no-ray", "--name", "one", "--system-metrics"]
+    done = sweep("speed_grid.py", *arguments, *ONE_CPU, *asked, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = tmp_path / "runs" / "one"
+    progress = Progress.from_json((folder / "progress.json").read_text())
+    assert (progress.done, progress.total, progress.ended, list(progress.working)) == (1, 1, True, [])
+    assert f"report: {folder / 'report.html'}" in done.stdout
+    written = {path.name for path in folder.iterdir()}
+    assert {"report.html", "summary.md", "summary.csv", "summary.parquet", "plots"} <= written
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    (parent,) = client.search_runs(["1"], "tags.run_kind = 'sweep'")
+    stored = {item.path for item in client.list_artifacts(parent.info.run_id)}
+    assert {"report.html", "plots", "summary.md"} <= stored
+    assert 0 <= parent.data.metrics["system/cpu_utilization_percentage"] <= 100
+    assert 0 < parent.data.metrics["system/system_memory_usage_percentage"] < 100
+    assert "| setup |" in parent.data.tags["mlflow.note.content"]
+
+
+@pytest.mark.slow
+def test_a_report_that_fails_harms_no_sweep(tmp_path: Path):
+    """matplotlib is not to be had: the sweep ends as without a report, and says why there is none."""
+    (tmp_path / "hidden" / "matplotlib").mkdir(parents=True)
+    (tmp_path / "hidden" / "matplotlib" / "__init__.py").write_text("raise ImportError('no', name='matplotlib')")
+    arguments = [word for word in TINY if word != "--no-report"]
+    env = {"PYTHONPATH": f"{tmp_path / 'hidden'}:{Path(__file__).parents[1]}"}
+    done = sweep("speed_grid.py", *arguments, *ONE_CPU, "--rounds", "1", "--no-ray", "--name", "one", cwd=tmp_path,
+                 env=env)  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no report was written (matplotlib is missing: pip install 'tinydit-ray[report]')" in done.stdout
+    assert not (tmp_path / "runs" / "one" / "report.html").exists()
