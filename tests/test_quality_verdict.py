@@ -17,8 +17,9 @@ from tinydit_ray.sweep.best import best_row, print_best, write_best
 from tinydit_ray.sweep.options import options_from, parser
 from tinydit_ray.sweep.plan import make_cells, make_rounds
 from tinydit_ray.sweep.results import result_rows
-from tinydit_ray.sweep.screen import summary_rows, summary_text
 from tinydit_ray.sweep.seeds import SEED_FLAG, after_first, is_seed_row, seed_rounds, verdict_lines
+from tinydit_ray.sweep.summary import summary_rows
+from tinydit_ray.sweep.table import summary_text
 
 
 @pytest.mark.parametrize("n", [2, 3, 10])

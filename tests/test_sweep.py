@@ -186,7 +186,7 @@ def test_rounds_that_a_budget_left_out_do_not_hide_the_one_that_ran() -> None:
     from fake_sweep import record_of
 
     from tinydit_ray.config import from_mapping
-    from tinydit_ray.sweep.screen import summary_rows
+    from tinydit_ray.sweep.summary import summary_rows
 
     cell = from_mapping({"attention": "sdpa"})
     rows = [record_of(cell, sweep_id="s", round_=number) for number in (1, 2, 3)]

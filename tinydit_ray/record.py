@@ -19,6 +19,21 @@ SCHEMA_VERSION = 1
 
 STATUSES = ("ok", "oom", "timeout", "unsupported", "diverged", "failed", "skipped")
 DISTURBED = frozenset({"foreign-load", "foreign-gpu"})  # flags
+FLAGS = {  # what the flags of a row mean
+    "few-steps": "fewer steps were timed than the protocol asks for, so the interval is wide",
+    "foreign-load": "other programs took over 10 % of the CPUs while it was timed",
+    "foreign-gpu": "another process was on the GPU",
+    "throttled": "the GPU held its clock down",
+    "concurrent": "timed beside other trials",
+    "nice": "timed at a niceness that is not 0",
+    "host-sync": "the step waits for the device",
+    "ci-reached": "timed until the interval of --ci was reached",
+    "ci-not-reached": "the interval of --ci was not reached in its time",
+    "not-trained": "too slow to be trained in its share of the time",
+    "training-pace": "ms/step is the pace of training, not of a timed window",
+    "stopped-early": "ended by the scheduler",
+    "fd-n-below-width": "too few images for a probe-FD that ranks",
+}
 BAD_STATUSES = ("oom", "timeout", "diverged", "failed")  # a sweep with one of these exits with 3
 
 Record = dict[str, Any]

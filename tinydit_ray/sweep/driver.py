@@ -29,8 +29,9 @@ from tinydit_ray.sweep.prepare import prepare
 from tinydit_ray.sweep.queue import EarlyStop
 from tinydit_ray.sweep.results import result_rows, write_results
 from tinydit_ray.sweep.resume import take_up
-from tinydit_ray.sweep.screen import Screen, print_plan, print_table
+from tinydit_ray.sweep.screen import Screen, print_plan
 from tinydit_ray.sweep.seeds import after_first, seed_rounds
+from tinydit_ray.sweep.table import print_table
 from tinydit_ray.tracking import NullTracker, Tracker, summary_files
 
 MEMORY_SHARE = 0.9  # of what is free when the sweep starts, for its trials together

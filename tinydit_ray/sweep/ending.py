@@ -11,7 +11,7 @@ from tinydit_ray.record import BAD_STATUSES
 from tinydit_ray.sweep.attach import attach_report
 from tinydit_ray.sweep.best import print_best, write_best
 from tinydit_ray.sweep.results import write_results
-from tinydit_ray.sweep.screen import summary_text
+from tinydit_ray.sweep.table import summary_text
 from tinydit_ray.tracking import round_name, summary_files
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def conclude(sweep: Sweep, console: Console, finish: Finish | None, *, interrupt
     sweep.tell(ended=True)
     rows = sweep.rows()
     write_results(folder.path / "results.parquet", rows)
-    replace_text(folder.path / "summary.txt", summary_text(rows, width=console.width, print_table=sweep.print_table))
+    replace_text(folder.path / "summary.txt", summary_text(rows, print_table=sweep.print_table))
     if sweep.screen:
         sweep.screen.print_summary(rows, sweep.records, sweep.print_table)
     if sweep.space[0].times != "quality":

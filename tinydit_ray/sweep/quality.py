@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from tinydit_ray.bench.tradeoff import SAME, pareto_front
@@ -23,7 +22,7 @@ from tinydit_ray.sweep.folder import SweepFolder
 from tinydit_ray.sweep.options import CELL_TIMEOUT_S, SweepOptions, options_from
 from tinydit_ray.sweep.plan import Cell, Round
 from tinydit_ray.sweep.queue import STOPPED_FLAG, EarlyStop
-from tinydit_ray.sweep.screen import NAME_WIDTH, STATUS_STYLE, number
+from tinydit_ray.sweep.table import STATUS_STYLE, Column, number, print_columns, setup_column, status_column
 
 TRAIN_S = 120.0
 PACE_FLAG = "training-pace"  # ms_per_step is that of training, batches included, not of a timed window
@@ -115,19 +114,26 @@ class QualitySweep(Sweep):
 def print_quality(console: Console, rows: Sequence[Row], target: float) -> None:
     """Cells in the order of the grid, and the front: those that no other one beats in all four costs."""
     front = front_of(rows)
-    table = Table(title="quality over training; probe-FD is not FID", title_justify="left")
-    longest = max((len(row["cell_name"]) for row in rows), default=0)
-    table.add_column("setup", no_wrap=longest <= NAME_WIDTH, max_width=NAME_WIDTH)
     averaged = any(row["velocity_mse_ema"] is not None for row in rows)
-    names = ["ms/step", "steps", "training s", "first step s", "velocity MSE", "probe-FD"]
-    names += ["EMA velocity MSE", "EMA probe-FD"] if averaged else []
-    for name in (*names, f"s to {target:g}"):
-        table.add_column(name, justify="right")
-    table.add_column("front")
-    table.add_column("status")
-    for row in rows:
-        table.add_row(*_cells_of(row, averaged, row["cell_id"] in front))
-    console.print(table)
+
+    def numbers(name: str, key: str, form: str, rank: int = 0) -> Column:
+        return Column(name, [number(row[key], form) for row in rows], rank)
+
+    columns = [
+        setup_column(rows),
+        numbers("ms/step", "ms_per_step", ".1f"),
+        numbers("steps", "steps_trained", "d", 1),
+        numbers("training s", "train_wall_s", ".1f", 4),
+        numbers("first step s", "first_step_s", ".2f", 5),
+        numbers("velocity MSE", "velocity_mse", ".4f"),
+        numbers("probe-FD", "probe_fd", ".1f"),
+        *([numbers("EMA velocity MSE", "velocity_mse_ema", ".4f", 2)] if averaged else []),
+        *([numbers("EMA probe-FD", "probe_fd_ema", ".1f", 3)] if averaged else []),
+        Column(f"s to {target:g}", [_reached(row) for row in rows]),
+        Column("front", [_front(row["cell_id"] in front) for row in rows], right=False),
+        status_column([_status(row) for row in rows]),
+    ]
+    print_columns(console, "quality over training; probe-FD is not FID", columns)
     console.print(
         "front: no other setup is at most as high in ms/step, training seconds, velocity MSE and probe-FD, and lower"
         f" in one (times within {100 * SAME:.0f} % count as equal; setups stopped early are not on it)",
@@ -153,23 +159,15 @@ def is_stopped(row: Row) -> bool:
     return STOPPED_FLAG in flags_of(row)
 
 
-def _cells_of(row: Row, averaged: bool, on_front: bool) -> list[Text]:
+def _status(row: Row) -> Text:
     status = Text(row["status"], STATUS_STYLE.get(row["status"], "red"))
     if row["reason"]:
         status.append(f" {row['reason']}", "dim")
-    return [
-        Text(row["cell_name"]),
-        number(row["ms_per_step"], ".1f"),
-        number(row["steps_trained"], "d"),
-        number(row["train_wall_s"], ".1f"),
-        number(row["first_step_s"], ".2f"),
-        number(row["velocity_mse"], ".4f"),
-        number(row["probe_fd"], ".1f"),
-        *((number(row["velocity_mse_ema"], ".4f"), number(row["probe_fd_ema"], ".1f")) if averaged else ()),
-        _reached(row),
-        Text("yes" if on_front else "–", "green" if on_front else "dim"),
-        status,
-    ]
+    return status
+
+
+def _front(on_front: bool) -> Text:
+    return Text("yes", "green") if on_front else Text("–", "dim")
 
 
 def _reached(row: Row) -> Text:

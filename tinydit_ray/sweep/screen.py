@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
-import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,21 +13,13 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.table import Table
 from rich.text import Text
 
-from tinydit_ray.record import Record, flags_of
+from tinydit_ray.record import Record
 from tinydit_ray.sweep.options import SweepOptions
 from tinydit_ray.sweep.pace import Pace
 from tinydit_ray.sweep.plan import Cell, Round
 from tinydit_ray.sweep.progress import Progress as Standing
 from tinydit_ray.sweep.progress import Working, best_words, count_words, now
-from tinydit_ray.sweep.seeds import is_seed_row, verdict_lines
-
-VERDICT_STYLE = {"faster": "green", "slower": "red", "within noise": "dim", "too noisy": "yellow"}
-QUALITY_STYLE = {"better": "green", "worse": "red"}
-NAME_WIDTH = 44
-STATUS_STYLE = {"ok": "green", "unsupported": "dim", "skipped": "dim"}
-
-
-PrintTable = Callable[[Console, Sequence[dict[str, Any]]], None]
+from tinydit_ray.sweep.table import STATUS_STYLE, PrintTable, print_footnotes
 
 
 class _TimeLeft(ProgressColumn):
@@ -187,127 +177,3 @@ def print_plan(console: Console, cells: Sequence[Cell], seconds: float, options:
         table.add_row(cell.name, cell.cell_id, str(cell.config.model), f"{control.attention} {control.precision}")
     console.print(table)
     console.print(f"about {minutes(seconds)} in all, estimated for two CPU cores; nothing was run", highlight=False)
-
-
-def summary_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row per cell: pooled numbers, the first round's training and scores, the worst status. The control's other
-    seeds are no cells of the grid; one that went wrong is shown all the same."""
-    cells: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        if not is_seed_row(row) or row["status"] != "ok":
-            cells.setdefault(row["cell_id"], []).append(row)
-    return [_cell_summary(rounds) for rounds in cells.values()]
-
-
-def _cell_summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    ok = [row for row in rounds if row["status"] == "ok"]
-    bad = sorted((row for row in rounds if row["status"] != "ok"), key=lambda row: row["status"] == "skipped")
-    if ok and all(row["status"] == "skipped" for row in bad):  # fewer rounds than asked, by a budget: a wider interval
-        bad = []
-    notes = [row["reason"] for row in ok if row["reason"]]
-    scored = next((row for row in rounds if row["velocity_mse"] is not None), rounds[0])
-    spreads = [row["ms_per_step_iqr"] for row in rounds if row["ms_per_step_iqr"] is not None]
-    cold = [row["first_step_s"] for row in rounds if row["first_step_s"] is not None]
-    sampling = [row["sample_ms_per_image"] for row in rounds if row["sample_ms_per_image"] is not None]
-    return {
-        **rounds[0],
-        "status": bad[0]["status"] if bad else "ok",
-        "reason": bad[0]["reason"] if bad else next(iter(notes), None),
-        "rounds": len(rounds),
-        "rounds_ok": len(ok),
-        "ms_per_step_iqr": statistics.median(spreads) if spreads else None,
-        "first_step_s": cold[0] if cold else None,
-        "train_loss_last": scored["train_loss_last"],
-        "velocity_mse": scored["velocity_mse"],
-        "sample_velocity_mse": scored["sample_velocity_mse"],
-        "sample_ms_per_image": statistics.median(sampling) if sampling else None,
-        "probe_fd": scored["probe_fd"],
-        "velocity_mse_ema": scored["velocity_mse_ema"],
-        "probe_fd_ema": scored["probe_fd_ema"],
-        "flags": ",".join(sorted({flag for row in rounds for flag in flags_of(row)})),
-    }
-
-
-def print_table(console: Console, rows: Sequence[dict[str, Any]]) -> None:
-    summary = summary_rows(rows)
-    unit = "ms/image" if any(row["sample_ms_per_image"] for row in summary) else "ms/step"
-    table = Table(
-        title="speed-up = control ÷ cell time (above 1 is faster), 95 % interval over rounds", title_justify="left"
-    )
-    # where many axes vary a name goes over several lines, so that the numbers keep their width
-    longest = max((len(row["cell_name"]) for row in summary), default=0)
-    table.add_column("setup", no_wrap=longest <= NAME_WIDTH, max_width=NAME_WIDTH)
-    for name in (unit, "± iqr/2", "speed-up", "95 % interval"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    for name in ("first step s", "loss", "velocity MSE", "probe-FD"):
-        table.add_column(name, justify="right")
-    averaged = any(row["velocity_mse_ema"] is not None for row in summary)
-    for name in ("EMA velocity MSE", "EMA probe-FD") if averaged else ():
-        table.add_column(name, justify="right")
-    table.add_column("quality", no_wrap=True)
-    table.add_column("status")
-    for row in summary:
-        table.add_row(*_cells_of(row, averaged))
-    console.print(table)
-    for row in summary:  # a narrow column is no place for what an ok cell has to say
-        if row["reason"] and row["status"] == "ok":
-            console.print(f"{row['cell_name']}: {row['reason']}", highlight=False, soft_wrap=True)
-
-
-def _cells_of(row: dict[str, Any], averaged: bool) -> list[Text]:
-    low, high = row["speedup_pooled_ci_low"], row["speedup_pooled_ci_high"]
-    interval = f"{low:.3f} – {high:.3f}" if low is not None else "–"
-    half_iqr = row["ms_per_step_iqr"] / 2 if row["ms_per_step_iqr"] is not None else None
-    status = Text(row["status"], STATUS_STYLE.get(row["status"], "red"))
-    if row["status"] == "ok" and row["rounds_ok"] < row["rounds"]:
-        status.append(f" {row['rounds_ok']} of {row['rounds']} rounds", "yellow")
-    if row["flags"]:
-        status.append(f" ({row['flags'].replace(',', ', ')})", "dim")
-    if row["reason"] and row["status"] != "ok":
-        status.append(f" {row['reason']}", "dim")
-    verdict = row["verdict"] or "–"
-    sampled = row["sample_ms_per_image"]  # then the scores are of the net that samples, as it samples
-    return [
-        Text(row["cell_name"]),
-        number(row["ms_per_step_pooled"], "8.1f") if sampled is None else number(sampled, "8.2f"),
-        number(half_iqr, "6.1f"),
-        number(row["speedup_pooled"], "6.3f"),
-        Text(interval),
-        Text(verdict, VERDICT_STYLE.get(verdict, "dim")),
-        number(row["first_step_s"], "6.2f"),
-        number(row["train_loss_last"], "6.4f"),
-        number(row["velocity_mse"] if sampled is None else row["sample_velocity_mse"], "6.4f"),
-        number(row["probe_fd"], "6.1f"),
-        *((number(row["velocity_mse_ema"], "6.4f"), number(row["probe_fd_ema"], "6.1f")) if averaged else ()),
-        Text(row["quality_verdict"] or "–", QUALITY_STYLE.get(row["quality_verdict"], "dim")),
-        status,
-    ]
-
-
-def number(value: float | None, form: str) -> Text:
-    return Text("–", "dim") if value is None else Text(format(value, form))
-
-
-def print_footnotes(console: Console, rows: Sequence[dict[str, Any]], records: Sequence[Record]) -> None:
-    for line in verdict_lines(rows):
-        console.print(line, highlight=False)
-    ok = [row for row in records if row["status"] == "ok"]
-    batch = [row["batch_ms"] / row["ms_per_step"] for row in ok if row["batch_ms"] is not None and row["ms_per_step"]]
-    costs = [row["orchestration_s"] for row in ok if row["orchestration_s"] is not None]
-    if batch:
-        console.print(f"making a batch took {100 * statistics.median(batch):.1f} % of a step", highlight=False)
-    if costs:
-        console.print(
-            f"orchestration {statistics.median(costs):.1f} s per trial"
-            f" (median of {len(costs)}; highest {max(costs):.1f} s)",
-            highlight=False,
-        )
-
-
-def summary_text(
-    rows: Sequence[dict[str, Any]], width: int = 150, print_table: PrintTable = print_table
-) -> str:
-    buffer = io.StringIO()
-    print_table(Console(file=buffer, width=max(width, 150)), rows)
-    return buffer.getvalue()
