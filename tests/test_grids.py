@@ -41,7 +41,7 @@ def test_a_grid_begins_with_its_command_its_minutes_and_its_result(path: Path):
     assert Path(words[1]).stem.replace("_", "-") in COMMANDS
     defaults = {
         "speed_grid.py": ["published"], "null_check.py": ["null"], "quality_grid.py": ["quality"],
-        "autotune.py": ["tune-cpu", "tune-gpu"],
+        "autotune.py": ["tune-cpu", "tune-gpu"], "scaling_grid.py": ["scaling"],
     }  # fmt: skip
     named = [words[words.index("--grid") + 1]] if "--grid" in words else defaults[Path(words[1]).name]
     assert path.stem in named

@@ -40,9 +40,14 @@ def check_scaling_rows(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_two_workers_without_ray_train_as_one(tmp_path: Path) -> None:
-    done = sweep("speed_grid.py", *GROUP, "--no-ray", "--name", "two", cwd=tmp_path)
+    done = sweep("scaling_grid.py", *GROUP, "--scaling", "strong", "--no-ray", "--name", "two", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    check_scaling_rows(tmp_path / "runs" / "two")
+    folder = tmp_path / "runs" / "two"
+    check_scaling_rows(folder)
+    (efficiency,) = results(folder)["scaling_efficiency"].dropna()
+    for text in (done.stdout, (folder / "summary.txt").read_text()):
+        row = next(line for line in text.splitlines() if "workers=2" in line and "strong" in line)
+        assert f"{efficiency:.3f}" in row
 
 
 @pytest.mark.ray

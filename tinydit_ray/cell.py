@@ -51,7 +51,8 @@ class CellTask:
     for, and ``reports`` says that somebody who schedules the trials waits for the scores.
     ``seconds`` is this round's timed window; ``train_steps`` 0 leaves training and scores out, ``fd_images`` 0
     probe-FD; ``ema`` is the decay of averaged weights that are scored beside the raw ones, 0 for none; ``explain``
-    keeps what the compiler made of the cell; ``folder`` is where files of this round go, ``compile_cache`` the
+    keeps what the compiler made of the cell; ``storage`` is where trained weights go (``storage.py``), "" for nowhere;
+    ``folder`` is where files of this round go, ``compile_cache`` the
     sweep's own Inductor cache; ``flags`` are on the row from the start, whatever becomes of the trial.
 
     ``train_limit_s`` is how long training may take by the steps just timed (0: as long as the trial): a cell too slow
@@ -75,6 +76,7 @@ class CellTask:
     fd_images: int = 0
     ema: float = 0.0
     explain: bool = False
+    storage: str = ""
     timeout_s: float = 0.0
     memory_limit_mb: float = 0.0
     train_limit_s: float = 0.0
@@ -92,6 +94,12 @@ class CellTask:
     @property
     def cell(self) -> CellConfig:
         return CellConfig(**self.config)
+
+    @property
+    def storage_name(self) -> str:
+        """SWEEP/CELL/ROUND, as in the sweep's own folder."""
+        place = Path(self.folder)
+        return "/".join([place.parents[2].name, place.parents[0].name, place.name])
 
     def of_rank(self, rank: int) -> CellTask:
         """The same for one of several workers: files of other ranks than 0 lie in a folder of their own."""
@@ -244,6 +252,9 @@ def _train_and_score(bench: TrainedCell, phases: Phases) -> None:
     if bench.group.rank == 0:
         with phases("scores"):
             bench.score()
+        if bench.task.storage:
+            with phases("storage"):
+                bench.store()
 
 
 def _note_failure(record: Record, error: BaseException) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import json
 import math
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import save
 
 from tinydit_ray import data
 from tinydit_ray.bench.agreement import relative_error
@@ -31,6 +33,7 @@ from tinydit_ray.model import TinyDiT
 from tinydit_ray.network import plain_network
 from tinydit_ray.quality import probe_for, reference_for, save_grid, score_model, velocity_mse
 from tinydit_ray.record import Record, update
+from tinydit_ray.storage import Storage, StorageError
 from tinydit_ray.train import trainer_of
 from tinydit_ray.train.ema import Ema
 from tinydit_ray.train.group import backend_of, current_group
@@ -148,6 +151,22 @@ class TrainedCell:
         if self.ema is not None:
             update(self.record, {"ema_decay": self.ema.decay})
             self._score(plain_network(self.cell, self.trainer.model, self.ema.weights), test, "_ema")
+
+    def store(self) -> None:
+        """The trained weights in the sweep's storage, fp32 under the plain module's names, with the cell's settings.
+        What goes wrong there is a flag and a reason, and does not undo what was measured."""
+        where = Storage(self.task.storage)
+        plain = plain_network(self.cell, self.trainer.model).state_dict()
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in plain.items()}
+        about = {"config": json.dumps(self.cell.asdict()), "cell": self.task.identity["cell_name"]}
+        try:
+            uri = where.write(f"{self.task.storage_name}/weights.safetensors", save(tensors, metadata=about))
+        except StorageError as error:
+            self.flags.append("not-stored")
+            reason = f"weights were not stored: {error}"
+            update(self.record, {"flags": ",".join(self.flags), "reason": self.record["reason"] or reason})
+            return
+        update(self.record, {"weights_uri": uri})
 
     def _score(self, plain: TinyDiT, test: data.ImageSet, suffix: str) -> None:
         """``suffix`` is that of the columns, and of the grid of samples."""

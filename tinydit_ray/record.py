@@ -91,6 +91,7 @@ QUALITY = {
     **_columns(int, "steps_trained"),
     **_columns(float, "train_wall_s"),
     **_columns(float, "ema_decay"),  # of the averaged weights behind velocity_mse_ema and probe_fd_ema
+    **_columns(str, "weights_uri"),  # of the trained weights, where the sweep has a storage
     **_columns(float, "sample_velocity_mse"),  # of the net as it samples; velocity_mse is fp32 and eager
 }
 COST = _columns(float, "queued_s start_s orchestration_s")

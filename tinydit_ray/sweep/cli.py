@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from tinydit_ray.arguments import count, duration, positive
 from tinydit_ray.sweep.errors import BAD_CELL, INTERRUPTED, OK, USAGE, SweepBroken, UsageError
-from tinydit_ray.sweep.options import options_from, parser
+from tinydit_ray.sweep.options import SweepOptions, options_from, parser
 from tinydit_ray.sweep.quiet import make_console
 from tinydit_ray.sweep.resume import parse
 
@@ -16,11 +16,28 @@ from tinydit_ray.sweep.resume import parse
 def speed_grid(arguments: list[str]) -> int:
     """Time and score a grid of setups; with no argument the five published ones."""
     from tinydit_ray.sweep.driver import run_sweep
+    from tinydit_ray.sweep.optuna import TRIALS, add_search, prepare_search
     from tinydit_ray.sweep.repeat import finish_repeat
 
-    args = parse(parser("speed_grid.py", speed_grid.__doc__ or ""), arguments)
+    p = parser("speed_grid.py", speed_grid.__doc__ or "")
+    add_search(p)
+    args = parse(p, arguments)
+    prepare_search(args)
     options = options_from(args, default_grid="published", command=["speed-grid", *arguments])
+    if args.search:
+        return _searched(options, args.trials or TRIALS)
     return run_sweep(options, make_console(), finish_repeat if options.repeated else None)
+
+
+def _searched(options: SweepOptions, trials: int) -> int:
+    from tinydit_ray.sweep.driver import run_sweep
+    from tinydit_ray.sweep.optuna import SearchedSweep, finish_search, plan_search
+
+    options.trials = trials
+    if options.dry_run:
+        plan_search(options, make_console())
+        return OK
+    return run_sweep(options, make_console(), finish_search, make=SearchedSweep)
 
 
 def null_check(arguments: list[str]) -> int:
@@ -65,6 +82,17 @@ def quality_parser() -> argparse.ArgumentParser:
     return p
 
 
+def scaling_grid(arguments: list[str]) -> int:
+    """Time setups with 1, 2, 4 … data-parallel workers: strong scaling (one batch shared) and weak (a batch each)."""
+    from tinydit_ray.sweep.driver import run_sweep
+    from tinydit_ray.sweep.scaling import KINDS, ScalingSweep, scaling_options
+
+    p = parser("scaling_grid.py", scaling_grid.__doc__ or "")
+    p.add_argument("--scaling", choices=(*KINDS, "both"), default="both", help="what to time (default: both)")
+    args = parse(p, arguments)
+    return run_sweep(scaling_options(args, ["scaling-grid", *arguments]), make_console(), make=ScalingSweep)
+
+
 def overhead(arguments: list[str]) -> int:
     """Seconds that Ray's documented pattern, our path and --no-ray cost a trial, measured in one run."""
     from tinydit_ray.sweep.overhead import run_overhead
@@ -103,6 +131,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "speed-grid": speed_grid,
     "autotune": autotune,
     "quality-grid": quality_grid,
+    "scaling-grid": scaling_grid,
     "null-check": null_check,
     "overhead": overhead,
 }

@@ -16,6 +16,7 @@ from tinydit_ray.bench.system import SystemMetrics
 from tinydit_ray.cell import CellTask, blank_record
 from tinydit_ray.record import BAD_STATUSES, Record, add_flags
 from tinydit_ray.sweep.connect import make_executor, open_tracker
+from tinydit_ray.sweep.cost import print_cost, read_cluster
 from tinydit_ray.sweep.ending import conclude
 from tinydit_ray.sweep.errors import BAD_CELL, INTERRUPTED, OK, SweepBroken, UsageError
 from tinydit_ray.sweep.floor import load_floor
@@ -121,7 +122,7 @@ class Sweep:
             identity=self._identity(item, attempt), config=cell.config.asdict(), control=cell.control.asdict(),
             data=self.content["data"]["spec"], folder=str(self.folder.round_folder(item, attempt)),
             compile_cache=str(self.folder.compile_cache), seconds=window_s, times=cell.times, flags=cell.flags,
-            explain=first and cell.config.compile != "off", ci=options.ci,
+            explain=first and cell.config.compile != "off", ci=options.ci, storage=self.content.get("storage") or "",
             train_steps=options.steps if first else 0, fd_images=options.fd_images, ema=options.ema,
             timeout_s=options.cell_timeout_s, train_limit_s=self._train_limit_s() if first else 0.0,
             memory_limit_mb=self.memory_limit_mb / cell.config.workers, wait_quiet_s=options.wait_quiet_s,
@@ -235,6 +236,8 @@ def run_sweep(
         if options.dry_run:
             rounds = make_rounds(cells, options.rounds, "") + seed_rounds(cells, content)
             print_plan(console, cells, estimate_s(rounds, options), options)
+            if options.cluster:
+                print_cost(console, read_cluster(options.cluster), rounds, options)
             return OK
         content["name"] = name = options.name or default_name(options.grid_name)
         folder = SweepFolder.open(options.out, name, resume=options.resume)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tinydit_ray.arguments import count, duration, fraction, positive
+from tinydit_ray.config import CellConfig
 from tinydit_ray.grid import MANY_CELLS, Grid, GridError, load_grid, parse_sets
 from tinydit_ray.record import Record
+from tinydit_ray.storage import Storage, StorageError
 from tinydit_ray.sweep.errors import UsageError
 from tinydit_ray.sweep.repeat import grid_of, read_record
 
@@ -30,6 +33,7 @@ class SweepOptions:
     sets: dict[str, list[Any]] = field(default_factory=dict)
     control: dict[str, Any] = field(default_factory=dict)
     only: tuple[str, ...] = ()  # names of cells, with * and ?; the others are left out
+    spread: Callable[[CellConfig], list[CellConfig]] | None = None  # each cell of the grid as several (scaling grid)
     repeated: Record | None = None  # the record whose cell is measured once more
     rounds: int = DEFAULT_ROUNDS
     repeats: int = 1  # each cell this many times over, as cells of their own (null sweep)
@@ -44,6 +48,7 @@ class SweepOptions:
     train_s: float = 0.0  # seconds that a cell of a quality grid trains for; 0: ``steps`` alone
     target: float = 0.0  # velocity MSE whose moment a quality grid looks for
     asha: bool = False  # trials that are behind are ended early (quality grids alone)
+    trials: int = 0  # cells that a search runs; 0: no search
     seeds: int = 0  # of the control, trained and scored beside the cells
     data: str = "auto"
     classes: tuple[int, ...] = ()
@@ -56,6 +61,7 @@ class SweepOptions:
     keep_larger: bool = False
     concurrent: int = 1
     address: str | None = None
+    storage: str = ""  # URI of where trained weights go; "" for nowhere
     tracking_uri: str | None = None
     experiment: str = "tinydit"
     out: Path = Path("runs")
@@ -64,6 +70,7 @@ class SweepOptions:
     allow_changed: bool = False
     ray: bool = True
     dry_run: bool = False
+    cluster: Path | None = None  # with dry_run: the cluster file whose nodes the estimate is for
     report: bool = True
     system_metrics: bool = False
     command: list[str] = field(default_factory=list)
@@ -208,9 +215,17 @@ def _what_comes_out(out: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="with --resume: go on although product, data, control or steps changed; new rows are flagged",
     )
+    out.add_argument(
+        "--storage",
+        metavar="URI",
+        help="keep each cell's trained weights there: a folder that all nodes see, or s3://bucket/prefix",
+    )
     out.add_argument("--tracking-uri", help="MLflow store (default: sqlite:///mlflow.db here)")
     out.add_argument("--experiment", default="tinydit", help="MLflow experiment (default: tinydit)")
     out.add_argument("--dry-run", action="store_true", help="print the cells and the estimated time, run nothing")
+    out.add_argument(
+        "--cluster", type=Path, metavar="FILE", help="with --dry-run: hours and dollars on the nodes of a cluster file"
+    )
     out.add_argument(
         "--system-metrics", action="store_true", help="CPU and memory of this machine every 10 s, in MLflow"
     )
@@ -251,10 +266,22 @@ def options_from(args: argparse.Namespace, *, default_grid: str, command: list[s
         keep_larger=args.keep_larger, only=tuple(args.only), repeated=repeated, concurrent=args.concurrent,
         address=args.address, tracking_uri=args.tracking_uri,
         experiment=args.experiment, out=args.out, name=args.resume or args.name, resume=bool(args.resume),
-        ray=args.ray, dry_run=args.dry_run, report=args.report,
+        ray=args.ray, dry_run=args.dry_run, cluster=args.cluster, report=args.report,
         system_metrics=args.system_metrics, command=command,
-        allow_changed=args.allow_changed, given=getattr(args, "given", {}),
+        storage=_storage(args, steps), allow_changed=args.allow_changed, given=getattr(args, "given", {}),
     )  # fmt: skip
+
+
+def _storage(args: argparse.Namespace, steps: int) -> str:
+    """The URI of ``--storage``. Raises UsageError where it is none, or nothing would be kept there."""
+    if not args.storage:
+        return ""
+    if steps == 0 and not getattr(args, "train_s", None):
+        raise UsageError("--storage: nothing is trained with 0 steps; give --steps")
+    try:
+        return Storage.at(args.storage).uri
+    except StorageError as error:
+        raise UsageError(f"--storage: {error}") from None
 
 
 def _network(name: str) -> str:
@@ -276,6 +303,8 @@ def _check_together(args: argparse.Namespace, steps: int) -> None:
         raise UsageError(f"--ema {args.ema:g}: nothing is trained with 0 steps; give --steps")
     if args.seeds and steps == 0:
         raise UsageError(f"--seeds {args.seeds}: nothing is trained with 0 steps; give --steps")
+    if args.cluster and not args.dry_run:
+        raise UsageError(f"--cluster {args.cluster}: only with --dry-run; a sweep joins a running one by --address")
     if args.concurrent > 1 and not args.ray:
         raise UsageError(f"--concurrent {args.concurrent} and --no-ray: without Ray cells run one after another")
 

@@ -59,6 +59,8 @@ def make_cells(
         defaults["gpus_per_worker"] = 1 if options.gpus_per_worker is None else options.gpus_per_worker
     try:
         configs, duplicates = options.grid.resolve(defaults, options.sets)
+        if options.spread is not None:
+            configs = list({c.config_id: c for config in configs for c in options.spread(config)}.values())
         try:
             check_networks(configs)
         except ValueError as error:

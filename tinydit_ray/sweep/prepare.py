@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from tinydit_ray.bench.machine import granted_cpus, machine_facts, node_kind, versions
+from tinydit_ray.storage import Storage, StorageError
 from tinydit_ray.sweep.errors import UsageError
 from tinydit_ray.sweep.folder import git_commit
 from tinydit_ray.sweep.options import SweepOptions
@@ -26,13 +27,15 @@ def prepare(options: SweepOptions, console: Console) -> tuple[dict[str, Any], li
     device = resolve_device(options, console)
     kind = node_kind(device)
     cpus = options.cpus_per_worker or default_cpus(options)
-    if options.cpus_per_worker and options.cpus_per_worker > granted_cpus() and not options.address:
+    elsewhere = bool(options.address or options.cluster)  # then this machine's CPUs say nothing
+    if options.cpus_per_worker and options.cpus_per_worker > granted_cpus() and not elsewhere:
         raise UsageError(f"--cpus-per-worker {options.cpus_per_worker}: this machine has {granted_cpus()} CPUs")
-    if options.concurrent * cpus > granted_cpus() and options.concurrent > 1 and not options.address:
+    if options.concurrent * cpus > granted_cpus() and options.concurrent > 1 and not elsewhere:
         raise UsageError(
             f"--concurrent {options.concurrent} with {cpus} CPUs per trial: this machine has {granted_cpus()} CPUs;"
             f" at most --cpus-per-worker {max(1, granted_cpus() // options.concurrent)} fits"
         )
+    check_storage(options)
     # the grid is checked before the data is touched: a typing mistake must not cost a decode
     cells, _ = make_cells(options, device=device, cpus=cpus, node_kind=kind, data_digest="")
     check_workers(options, [cell.config for cell in cells])
@@ -49,6 +52,7 @@ def prepare(options: SweepOptions, console: Console) -> tuple[dict[str, Any], li
         "machine": {**machine_facts(), "node_id": node_id()},
         "versions": versions(),
         "data": data,
+        "storage": options.storage,
         "command": options.command,
         "options": options.given,
         "grid": {
@@ -59,6 +63,15 @@ def prepare(options: SweepOptions, console: Console) -> tuple[dict[str, Any], li
         },
     }  # fmt: skip
     return content, cells, duplicates
+
+
+def check_storage(options: SweepOptions) -> None:
+    """Raises UsageError where trained weights could not be kept: found out after hours it would be too late."""
+    if options.storage and not options.dry_run:
+        try:
+            Storage(options.storage).check()
+        except StorageError as error:
+            raise UsageError(f"--storage {options.storage}: {error}") from None
 
 
 def resolve_device(options: SweepOptions, console: Console) -> str:

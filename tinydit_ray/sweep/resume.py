@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tinydit_ray.sweep.options import SweepOptions
 
 GRID_OPTIONS = ("grid", "sets", "repeat")  # one of them given anew replaces them all
-OF_ONE_SESSION = ("name", "resume", "out", "dry_run", "allow_changed")
+OF_ONE_SESSION = ("name", "resume", "out", "dry_run", "cluster", "allow_changed")
 SAME = {"product_version": "version", "git_commit": "commit", "data_digest": "data", "effective.torch": "torch"}
 SAME_GRID = {"control": "control", "steps": "steps"}  # as in sweep.json's grid
 _UNSET: Any = object()
@@ -39,7 +39,7 @@ def parse(p: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Name
         given = {**earlier, **given}
     args = p.parse_args([])
     for name, value in given.items():
-        setattr(args, name, Path(value) if name in ("repeat", "out") else value)
+        setattr(args, name, Path(value) if name in ("repeat", "out", "cluster") else value)
     args.given = {name: value for name, value in given.items() if name not in OF_ONE_SESSION}
     return args
 

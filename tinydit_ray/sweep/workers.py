@@ -29,7 +29,7 @@ def most_workers(options: SweepOptions) -> int:
 def check_workers(options: SweepOptions, configs: Iterable[CellConfig]) -> None:
     """Raises UsageError where this machine has fewer CPUs than a cell's workers hold together; a cluster is asked
     later."""
-    if options.address:
+    if options.address or options.cluster:
         return
     for config in configs:
         asked = config.workers * config.cpus_per_worker
@@ -41,24 +41,31 @@ def check_workers(options: SweepOptions, configs: Iterable[CellConfig]) -> None:
 
 
 def scaling(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, str]]:
-    """cell_id -> (scaling efficiency, the kind of baseline) of cells of several workers.
+    """cell_id -> (scaling efficiency, the kind of baseline) of cells of several workers; where the sweep has both
+    baselines, the one with the same global batch."""
+    found: dict[str, tuple[float, str]] = {}
+    for cell, base, kind in baselines(rows):
+        efficiency = _images_per_s(cell) / (cell["config.workers"] * _images_per_s(base))
+        found.setdefault(cell["cell_id"], (efficiency, kind))
+    return found
+
+
+def baselines(rows: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], Mapping[str, Any], str]]:
+    """(cell of several workers, the cell of one worker that it is compared with, kind), one row of each cell.
 
     Efficiency is images per second over those of as many workers that each were as fast as one alone. One alone
-    is the cell that is equal but for its workers: with the same global batch (``strong``: the work is shared), or,
-    where the sweep has none, with the same batch per worker (``weak``: the work grows).
+    is the cell that is equal but for its workers: with the same global batch (``strong``: the work is shared), and
+    with the same batch per worker (``weak``: the work grows).
     """
     cells = {row["cell_id"]: row for row in rows if row.get("ms_per_step_pooled")}
     alone = {_likeness(row): row for row in cells.values() if row["config.workers"] == 1}
-    found = {}
-    for cell_id, row in cells.items():
+    found = []
+    for row in cells.values():
         workers, batch = row["config.workers"] or 1, row["config.batch_size"]
-        if workers == 1:
-            continue
-        for kind, base_batch in (("strong", batch), ("weak", batch // workers)):
+        for kind, base_batch in (("strong", batch), ("weak", batch // workers)) if workers > 1 else ():
             base = alone.get(_likeness(row, base_batch))
             if base is not None:
-                found[cell_id] = (_images_per_s(row) / (workers * _images_per_s(base)), kind)
-                break
+                found.append((row, base, kind))
     return found
 
 

@@ -16,6 +16,7 @@ import torch
 from tinydit_ray.bench.memory import is_oom
 from tinydit_ray.data import DataError, DataSpec, load, prepare, resolve
 from tinydit_ray.process import keep_freed_memory
+from tinydit_ray.storage import Storage, StorageError
 from tinydit_ray.train.files import RunFolder
 from tinydit_ray.train.interrupt import Stop
 from tinydit_ray.train.options import TrainError, TrainOptions, parse
@@ -56,7 +57,9 @@ def run(options: TrainOptions) -> int:
     screen.say(f"{options.device_reason}; CPU threads: {options.cell.cpus_per_worker}")
     spec, reason = resolve(options.data, options.classes)
     screen.say(reason)
-    with RunFolder(options.out) as folder:
+    if options.storage:
+        _check(options.storage)
+    with RunFolder(options.out, options.storage) as folder:
         training = _prepare(options, spec, folder, screen)
         if _is_complete(training):
             screen.say(f"{options.out} is complete: step {training.steps} of {options.steps}; nothing to do")
@@ -65,6 +68,13 @@ def run(options: TrainOptions) -> int:
             return _train_and_score(training)
         except Diverged as error:
             return _diverged(training, error)
+
+
+def _check(storage: Storage) -> None:
+    try:
+        storage.check()
+    except StorageError as error:
+        raise TrainError(f"--storage {storage.uri}: {error}") from None
 
 
 def _prepare(options: TrainOptions, spec: DataSpec, folder: RunFolder, screen: Screen) -> Training:

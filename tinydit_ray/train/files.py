@@ -16,16 +16,18 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from tinydit_ray.atomic import replace_text
+from tinydit_ray.atomic import replace_text, replacing
+from tinydit_ray.storage import Storage, StorageError
 from tinydit_ray.train.options import TrainError
 from tinydit_ray.train.trainer import Trainer, load_checkpoint
 
 
 class RunFolder:
-    """A run's folder, held by one process at a time."""
+    """A run's folder, held by one process at a time. With a ``storage`` each checkpoint is copied there too, and a
+    folder without any (another machine took over) begins with that copy."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, storage: Storage | None = None) -> None:
+        self.path, self.storage = path, storage
         self.current, self.previous = path / "checkpoint.pt", path / "checkpoint.prev.pt"
         self.metrics_path = path / "metrics.json"
         self._lock = FileLock(path / ".lock")
@@ -53,6 +55,8 @@ class RunFolder:
         A damaged one is moved aside, so that it never takes the place of the good one before it.
         Raises TrainError where checkpoints exist and none is whole.
         """
+        if self.storage and not self.current.exists() and not self.previous.exists():
+            self._fetch(self.storage)
         found = [path for path in (self.current, self.previous) if path.exists()]
         problems: list[str] = []
         for path in found:
@@ -63,6 +67,25 @@ class RunFolder:
         if problems:
             raise TrainError(f"{self.path}: {'; '.join(problems)}; remove them, or choose another --out")
         return None, {}, ""
+
+    def _fetch(self, storage: Storage) -> None:
+        try:
+            content = storage.find(self.stored_name)
+        except StorageError as error:
+            raise TrainError(f"--storage {storage.uri}: {error}") from None
+        if content is not None:
+            with replacing(self.current) as temporary:
+                temporary.write_bytes(content)
+
+    @property
+    def stored_name(self) -> str:
+        return f"{self.path.absolute().name}/{self.current.name}"
+
+    def _copy(self, storage: Storage) -> None:
+        try:
+            storage.write(self.stored_name, self.current.read_bytes())
+        except StorageError as error:
+            raise TrainError(f"--storage {storage.uri}: {error}; the checkpoint in {self.path} is whole") from None
 
     def _note(self, path: Path, problems: list[str]) -> str:
         if path == self.current:
@@ -84,6 +107,9 @@ class RunFolder:
             new.unlink(missing_ok=True)
             reason = getattr(error, "strerror", None) or f"disk full? {str(error).strip().splitlines()[0]}"
             raise TrainError(f"{self.current}: not written ({reason}); the one before it is kept") from error
+
+        if self.storage:
+            self._copy(self.storage)
 
     def read_metrics(self) -> dict[str, Any]:
         try:

@@ -15,6 +15,7 @@ from tinydit_ray.arguments import below_one, count
 from tinydit_ray.bench.machine import granted_cpus
 from tinydit_ray.config import CellConfig, check_key, from_mapping
 from tinydit_ray.grid import parse_sets
+from tinydit_ray.storage import Storage
 
 # options that are short for --set AXIS=VALUE
 AXIS_OPTIONS = {
@@ -54,6 +55,7 @@ class TrainOptions:
     fd_n: int
     eval_every: int
     save_every: int
+    storage: Storage | None
     command: str
 
     @property
@@ -109,6 +111,11 @@ def _add_scores(group: Any) -> None:
         metavar="N",
         help="velocity MSE and a row of strip.png each N steps (default: 8 times)",
     )
+    group.add_argument(
+        "--storage",
+        metavar="URI",
+        help="copy each checkpoint to a folder or s3://bucket/prefix, and begin with that copy where --out has none",
+    )
     group.add_argument("--save-every", type=count(1), default=500, metavar="N", help="checkpoint (default: 500)")
 
 
@@ -122,7 +129,8 @@ def parse(argv: Sequence[str]) -> TrainOptions:
         out=args.out, steps=args.steps, cell=cell, device_reason=reason, data=args.data,
         classes=parse_classes(args.classes), ema=args.ema, sampler=args.sampler, sample_steps=args.sample_steps,
         samples=args.samples, fd_n=args.fd_n, eval_every=args.eval_every or -(-args.steps // EVALUATIONS),
-        save_every=args.save_every, command=shlex.join(["python", "-m", "tinydit_ray.train", *argv]),
+        save_every=args.save_every, storage=Storage.at(args.storage) if args.storage else None,
+        command=shlex.join(["python", "-m", "tinydit_ray.train", *argv]),
     )  # fmt: skip
 
 
