@@ -10,7 +10,7 @@ from typing import Any
 from tinydit_ray.cell import CellTask, rank_of, run_cell
 from tinydit_ray.process import thread_environment
 from tinydit_ray.record import Record
-from tinydit_ray.sweep.local import lost_record, worst
+from tinydit_ray.sweep.local import lost_partner, lost_record, worst
 
 START_FAILURES = 1  # a group that does not start is tried once more, then the round has failed
 
@@ -80,9 +80,10 @@ def _failed_record(task: CellTask, failures: dict[int, Exception], seconds: floa
     """The record of the worker that failed; of one that died without any, what is known of its end."""
     causes = {rank: getattr(error, "_base_exc", error) for rank, error in sorted(failures.items())}
     told = [json.loads(str(cause)) for cause in causes.values() if isinstance(cause, RankFailed)]
-    if told:
+    died = {rank: cause for rank, cause in causes.items() if not isinstance(cause, RankFailed)}
+    if told and not (died and lost_partner(worst(told))):
         return worst(told)
-    rank, cause = next(iter(causes.items()), (0, RuntimeError("a worker failed")))
+    rank, cause = next(iter(died.items()), (0, RuntimeError("a worker failed")))
     detail = f"worker {rank} of {task.cell.workers} ended: {_first_line(cause)}"
     return lost_record(task.of_rank(rank), None, seconds, detail)
 

@@ -100,15 +100,21 @@ def _record_of(task: CellTask, codes: list[int | None], seconds: float) -> Recor
     failed = [rank for rank, code in enumerate(codes) if code]
     found = [read_record(task.of_rank(rank), Path(task.of_rank(rank).folder)) for rank in failed or [0]]
     told = [record for record in found if record]
-    if told:
+    silent = [rank for rank, record in zip(failed or [0], found, strict=True) if not record]
+    if told and not (silent and lost_partner(worst(told))):
         return told[0] if task.cell.workers == 1 else worst(told)
-    rank = failed[0] if failed else 0
+    rank = silent[0] if silent else 0
     return lost_record(task.of_rank(rank), codes[rank], seconds)
 
 
 def worst(records: Iterable[Record]) -> Record:
     """Of the records of a cell's workers the one that says why: the others only lost their connection to it."""
-    return min(records, key=lambda row: (row["status"] == "ok", any(w in str(row["reason"]) for w in LOST_WORDS)))
+    return min(records, key=lambda row: (row["status"] == "ok", lost_partner(row)))
+
+
+def lost_partner(record: Record) -> bool:
+    """Whether a worker's record only says that another one is gone."""
+    return any(word in str(record["reason"]) for word in LOST_WORDS)
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
