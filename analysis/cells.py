@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis.load import Row, SweepData
-from tinydit_ray.bench.seeds import WORSE
 from tinydit_ray.bench.stats import Estimate
 from tinydit_ray.bench.verdict import Pooled, pooled_speedups
 from tinydit_ray.config import AXES, SIZE_AXES
@@ -20,10 +19,11 @@ Cell = dict[str, Any]
 _FIRST = {
     "ms": "ms_per_step_pooled", "speedup": "speedup_pooled", "low": "speedup_pooled_ci_low",
     "high": "speedup_pooled_ci_high", "verdict": "verdict", "quality": "quality_verdict",
-    "first_step": "first_step_s", "compile": "compile_s", "break_even": "break_even_steps", "mse": "velocity_mse",
+    "first_step": "first_step_s", "compile": "compile_s", "mse": "velocity_mse",
     "mse_ema": "velocity_mse_ema", "fd": "probe_fd", "fd_n": "probe_fd_n", "probe": "probe_id",
     "loss": "train_loss_last", "steps": "steps_trained", "wall": "train_wall_s", "peak": "peak_tflops",
-    "peak_source": "peak_source", "gflops": "model_gflops_per_step",
+    "peak_source": "peak_source", "gflops": "model_gflops_per_step", "gbytes": "model_gbytes_per_step",
+    "bandwidth": "memory_gbytes_per_s",
 }  # fmt: skip
 _MEDIAN = {"tflops": "tflops_per_s", "mfu": "mfu", "sampling": "sample_ms_per_image", "images": "images_per_s"}
 _MOST = {"device_mb": "peak_device_mb", "rss_mb": "peak_rss_mb"}
@@ -74,7 +74,7 @@ def cell_of(place: int, rows: Sequence[Row], pooled: Pooled | None = None) -> Ce
 
     states = list(dict.fromkeys(str(row["status"]) for row in rows))
     flags = sorted({flag for row in good for flag in flags_of(row)})
-    return {
+    found: Cell = {
         "number": place, "name": rows[0]["cell_name"] or rows[0]["cell_id"] or "?", "rounds": len(good),
         "status": ", ".join(states) + (f" ({', '.join(flags)})" if flags else ""), "rows": rows, "pooled": pooled,
         "timed": sum(known("timed_steps")), "setup": setup_of(rows[0]),
@@ -82,6 +82,15 @@ def cell_of(place: int, rows: Sequence[Row], pooled: Pooled | None = None) -> Ce
         **{key: statistics.median(values) if (values := known(name)) else None for key, name in _MEDIAN.items()},
         **{key: max((value for value in known(name) if value), default=None) for key, name in _MOST.items()},
     }  # fmt: skip
+    return found | {"break_even": break_even_steps(found, found["speedup"])}
+
+
+def break_even_steps(cell: Cell, speedup: float | None) -> float | None:
+    """Steps of the setup after which its compile time is won back at this speed-up over its control; None where that is
+    not above 1, and where nothing is compiled. From the pooled numbers: one round of a loaded machine misleads."""
+    if cell["setup"].get("compile") == "off" or not cell["compile"] or not cell["ms"]:
+        return None
+    return float(1e3 * cell["compile"] / (cell["ms"] * (speedup - 1))) if speedup is not None and speedup > 1 else None
 
 
 def setup_of(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,18 +100,3 @@ def setup_of(row: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: AXES[name].default if value is None else value for name, value in values.items()}
     return {"model": row.get("config.model"), **found}
 
-
-def advice(cells: Sequence[Cell]) -> dict[str, Any]:
-    """The setup to use: the fastest whose verdict is "faster" and whose quality is not worse, and those whose intervals
-    overlap with its own. ``worse`` are the setups that their quality keeps out."""
-    proven = [cell for cell in cells if cell["verdict"] == "faster" and cell["speedup"]]
-    faster = [cell for cell in proven if cell["quality"] != WORSE]
-    worse = [cell for cell in proven if cell["quality"] == WORSE]
-    if not faster:
-        return {"best": None, "rivals": [], "worse": worse, "measured": any(cell["speedup"] for cell in cells)}
-    best = max(faster, key=lambda cell: cell["speedup"])
-    rivals = [
-        cell for cell in faster
-        if cell is not best and None not in (cell["high"], best["low"]) and cell["high"] >= best["low"]
-    ]  # fmt: skip
-    return {"best": best, "rivals": rivals, "worse": worse, "measured": True}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis import plots
+from analysis.advice import break_even
 from analysis.cells import Cell
 from analysis.effects import effects
 from analysis.load import Curve, SweepData
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_CURVES = 10  # more lines in one figure cannot be told apart
+ROOFLINE = (
+    "Bytes: what the model's step moves if each operation reads its inputs and writes its outputs once; fused kernels"
+    " and caches move less, so a setup may stand above the slope. Bandwidth measured by adding two arrays into a third."
+)
 SMOOTH = 3  # logged losses that a level must hold for
 
 
@@ -63,9 +68,26 @@ def _speed(cells: Sequence[Cell]) -> list[Drawn]:
         Drawn(name="effects", title="What each switch does by itself", figure=plots.main_effects(effects(cells)),
               why="no two setups differ in one switch alone",
               words="Each value against the reference, over pairs of setups that are alike in everything else."),
-        Drawn(name="roofline", title="Against the machine's peak", figure=plots.roofs(cells),
+        Drawn(name="peak", title="Against the machine's peak", figure=plots.roofs(cells),
               why="no cell has a measured peak", words=f"Peak: {', '.join(sources)}." if sources else ""),
+        Drawn(name="roofline", title="Roofline", figure=plots.roofline(cells),
+              why="no cell has the bandwidth of its memory", words=f"{ROOFLINE} {bound(cells)}".strip()),
     ]  # fmt: skip
+
+
+def bound(cells: Sequence[Cell]) -> str:
+    """In words, which roof is the lower one for the model's step, for each precision that was measured."""
+    words: dict[str, str] = {}
+    for cell in cells:
+        if all(cell[key] for key in ("peak", "gflops", "gbytes", "bandwidth")):
+            memory_s, arithmetic_s = cell["gbytes"] / cell["bandwidth"], cell["gflops"] / 1e3 / cell["peak"]
+            roof = "memory" if memory_s > arithmetic_s else "arithmetic"
+            words.setdefault(
+                str(cell["setup"].get("precision")),
+                f"the step, unfused, needs {1e3 * memory_s:,.0f} ms of memory traffic and {1e3 * arithmetic_s:,.0f} ms"
+                f" of matmuls: {roof} is its lower roof",
+            )
+    return ". ".join(f"In {precision}: {text}" for precision, text in words.items()) + "." if words else ""
 
 
 def _costs(cells: Sequence[Cell]) -> list[Drawn]:
@@ -81,13 +103,6 @@ def _costs(cells: Sequence[Cell]) -> list[Drawn]:
         Drawn(name="sampling", title="Sampling", why="this sweep did not time sampling",
               figure=plots.bars(cells, value="sampling", words="ms per sampled image")),
     ]  # fmt: skip
-
-
-def break_even(cell: Cell) -> str:
-    steps = cell["break_even"]
-    if steps is not None:
-        return f"pays after {steps:,.0f} steps"
-    return "break-even not known" if (cell["speedup"] or 0.0) > 1 else "never pays: not faster"
 
 
 def loss_curves(sweep: SweepData, cells: Sequence[Cell]) -> list[tuple[Cell, Curve]]:

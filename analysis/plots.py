@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import re
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +25,7 @@ from analysis.effects import Effect
 from analysis.load import Curve
 
 _INK = "#123457"  # stands for the page's text colour; dark on white in files
+SAME_MSE = 1e-4  # of its value: what other kernels and orders of summation change, not a setup
 _BLUE, _ORANGE = "#4c8eda", "#e07b39"
 _STYLE: dict[Any, Any] = {
     "text.color": _INK, "axes.edgecolor": _INK, "axes.labelcolor": _INK, "xtick.color": _INK, "ytick.color": _INK,
@@ -139,12 +142,41 @@ def roofs(cells: Sequence[Cell]) -> Figure | None:
         return figure
 
 
+def roofline(cells: Sequence[Cell]) -> Figure | None:
+    """Achieved TFLOP/s over FLOP per byte, under the slope of the memory's bandwidth and the flat roof of each
+    precision's matmuls (medians of what the cells' trials measured). Numbers are those of the table."""
+    known = [cell for cell in cells if all(cell[key] for key in ("tflops", "peak", "gflops", "gbytes", "bandwidth"))]
+    if not known:
+        return None
+    peaks: dict[str, list[float]] = {}
+    for cell in known:
+        peaks.setdefault(str(cell["setup"].get("precision")), []).append(cell["peak"])
+    bandwidth = statistics.median(cell["bandwidth"] for cell in known) / 1e3  # TB/s
+    intensity = [cell["gflops"] / cell["gbytes"] for cell in known]
+    ridges = [statistics.median(values) / bandwidth for values in peaks.values()]
+    left, right = min([*intensity, *ridges]) / 3, max([*intensity, *ridges]) * 3
+    with _drawing(8, 4.2) as (figure, axes):
+        top = max(ridges)
+        axes.plot([left, top], [left * bandwidth, top * bandwidth], color=_INK, linewidth=1.2,
+                  label=f"memory, {1e3 * bandwidth:,.0f} GB/s")  # fmt: skip
+        for (precision, values), ridge, style in zip(peaks.items(), ridges, itertools.cycle(("-", "--", ":", "-."))):
+            axes.plot([ridge, right], [ridge * bandwidth] * 2, color=_ORANGE, linestyle=style,
+                      label=f"matmuls in {precision}, {statistics.median(values):.3g} TFLOP/s")  # fmt: skip
+        axes.scatter(intensity, [cell["tflops"] for cell in known], color=_BLUE, zorder=3, label="setup")
+        for cell, x, where in zip(known, intensity, itertools.cycle(((7, -3), (-16, -3), (22, -3)))):
+            axes.annotate(str(cell["number"]), (x, cell["tflops"]), xytext=where, textcoords="offset points")
+        axes.set(xscale="log", yscale="log", xlabel="FLOP per byte of the model's step", ylabel="TFLOP/s")
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
+        return figure
+
+
 def front(cells: Sequence[Cell]) -> list[Cell]:
-    """Cells that no other cell beats in both step time and velocity MSE (Pareto), fastest first."""
+    """Cells that no other cell beats in both step time and velocity MSE (Pareto), fastest first. An MSE lower by
+    rounding alone is not better."""
     known = [cell for cell in cells if cell["ms"] is not None and cell["mse"] is not None]
     best, found = math.inf, []
     for cell in sorted(known, key=lambda cell: (cell["ms"], cell["mse"])):
-        if cell["mse"] < best:
+        if cell["mse"] < best * (1 - SAME_MSE):
             best = cell["mse"]
             found.append(cell)
     return found
@@ -164,6 +196,9 @@ def scatter(cells: Sequence[Cell]) -> Figure | None:
             axes.annotate(str(cell["number"]), (cell["ms"], cell["mse"]), xytext=(7, 5), textcoords="offset points")
         axes.set(xlabel="ms/step", ylabel="velocity MSE (lower is better)")
         axes.ticklabel_format(useOffset=False)
+        low, high = axes.get_ylim()
+        middle, least = (low + high) / 2, 2e-3 * max(cell["mse"] for cell in known)
+        axes.set_ylim(min(low, middle - least), max(high, middle + least))  # rounding is not drawn as a difference
         axes.legend()
         return figure
 
@@ -174,8 +209,9 @@ def curves(found: Sequence[tuple[Cell, Curve]], *, by: str) -> Figure | None:
     if not drawn:
         return None
     with _drawing(8, 4) as (figure, axes):
-        for cell, curve in drawn:
-            axes.plot(getattr(curve, by), curve.losses, linewidth=1.2, label=_label(cell))
+        for place, (cell, curve) in enumerate(drawn):  # lines that coincide show one inside the other
+            width = 1.0 + 4.0 * (1 - place / len(drawn))
+            axes.plot(getattr(curve, by), curve.losses, linewidth=width, label=_label(cell))
         axes.set(xlabel={"steps": "step", "seconds": "seconds of training"}[by], ylabel="training loss")
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
         return figure

@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from analysis.cells import Cell, advice, cells_of, groups_of
+from analysis.advice import advice
+from analysis.cells import Cell, cells_of, groups_of
 from analysis.effects import Interaction, interactions
 from analysis.load import SweepData, load
 from tinydit_ray.atomic import replacing
+from tinydit_ray.config import AXES
 from tinydit_ray.sweep.errors import OK, USAGE, UsageError
 from tinydit_ray.sweep.seeds import verdict_lines
 
@@ -97,8 +99,15 @@ def section(group: dict[str, Any], cells: Sequence[Cell], drawn: Sequence[Drawn]
         "data": f"{source} {digest}".strip() or "unknown data", "cells": cells, "advice": advice(cells),
         "spread": verdict_lines(group["rows"]), "samplers": any(cell["sampling"] for cell in cells),
         "interactions": found[:MOST_INTERACTIONS], "together": together(found),
-        "figures": [item.shown(salt) for item in drawn], "samples": samples(sweep, cells), "problems": problems(group),
+        "axes": axes_of(cells), "figures": [item.shown(salt) for item in drawn],
+        "samples": samples(sweep, cells), "problems": problems(group),
     }  # fmt: skip
+
+
+def axes_of(cells: Sequence[Cell]) -> dict[str, list[str]]:
+    """The axes that vary among the cells, each with its values, for the page's filters."""
+    values = {axis: list(dict.fromkeys(str(cell["setup"].get(axis)) for cell in cells)) for axis in ("model", *AXES)}
+    return {axis: found for axis, found in values.items() if len(found) > 1}
 
 
 def together(found: Sequence[Interaction]) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pandas as pd
 from fake_sweep import record_of, sweep_of, write_files
+from sweep_help import run_here
 
 from tinydit_ray.config import CellConfig, cell_name, control_of, from_mapping, short_hash
 from tinydit_ray.grid import varying_axes
@@ -95,6 +96,8 @@ def _record(
         "compile_cache": ("cold" if first else "warm") if compiled else "off",
         "tflops_per_s": 40.0 / ms, "peak_tflops": 1.2 if config.precision == "bf16" else 0.8,
         "mfu": 40.0 / ms / (1.2 if config.precision == "bf16" else 0.8), "peak_source": "measured",
+        "model_gflops_per_step": 40.0, "memory_gbytes_per_s": 20.0,
+        "model_gbytes_per_step": 1.0 if config.precision == "bf16" else 1.5,
         "velocity_mse": 0.39 + 0.0005 * number if first else None, "probe_fd": 20.5 + 0.1 * number if first else None,
         "probe_id": "cifar10-abc" if first else None, "probe_fd_n": 250 if first else None,
         "steps_trained": 100 if first else None, "train_loss_last": 0.38 if first else None,
@@ -125,6 +128,11 @@ def script(name: str, *arguments: str, cwd: Path, **environment: str) -> subproc
         [sys.executable, str(ROOT / "analysis" / name), *arguments],
         cwd=cwd, env=env, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
+
+
+def script_here(name: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The same in this process, which has imported pandas already."""
+    return run_here(ROOT / "analysis" / name, *arguments, cwd=cwd)
 
 
 def controls(cells: Sequence[dict[str, Any]]) -> set[str]:

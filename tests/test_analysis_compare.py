@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from analysis_help import bf16_needs_compile, make_grid_sweep, product, script
+from analysis_help import bf16_needs_compile, make_grid_sweep, product, script, script_here
 
 from analysis.compare import compare, gate
 from analysis.load import load
@@ -67,8 +67,8 @@ def test_the_command_exits_1_for_a_slowdown_and_names_it(made):
     assert "slower by" in done.stderr
     assert "broken: manual bf16 compile=off (failed)" in done.stderr
     assert "gone, only in A: fp32 compile=off" in done.stdout
-    assert script("compare.py", "yesterday", "today", cwd=made).returncode == 0
-    assert script("compare.py", "yesterday", "again", "--fail-slower", "0.05", cwd=made).returncode == 0
+    assert script_here("compare.py", "yesterday", "today", cwd=made).returncode == 0
+    assert script_here("compare.py", "yesterday", "again", "--fail-slower", "0.05", cwd=made).returncode == 0
 
 
 def test_a_slowdown_below_the_share_passes(made):
@@ -107,7 +107,7 @@ def test_what_differs_around_a_cell_is_named_and_kept_apart(made, tmp_path, what
 
 def test_differences_are_printed_and_a_gate_that_sees_nothing_is_shut(made, tmp_path):
     make_grid_sweep(tmp_path / "other", CELLS, change=lambda record: {"data_source": "folder"})
-    done = script("compare.py", str(made / "yesterday"), "other", "--fail-slower", "0.05", cwd=tmp_path)
+    done = script_here("compare.py", str(made / "yesterday"), "other", "--fail-slower", "0.05", cwd=tmp_path)
     assert done.returncode == 2
     assert "data differ: data_source shapes" in done.stdout
     assert done.stderr.strip() == "--fail-slower 0.05: not one cell of A and B could be judged"
@@ -121,7 +121,7 @@ def test_differences_are_printed_and_a_gate_that_sees_nothing_is_shut(made, tmp_
      ("yesterday", "again", "--fail-slower", "5")],
 )  # fmt: skip
 def test_bad_usage_is_one_line_and_exit_2(made, arguments):
-    done = script("compare.py", *arguments, cwd=made)
+    done = script_here("compare.py", *arguments, cwd=made)
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()[-1]) > 20
     assert "Traceback" not in done.stderr

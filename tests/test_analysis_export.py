@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pandas as pd
 import pyarrow.dataset
 import pytest
-from analysis_help import make_grid_sweep, product, script
+from analysis_help import ROOT, make_grid_sweep, product, script_here
 from pandas.testing import assert_frame_equal
 
 from analysis.export import card, export, summary_of
@@ -27,7 +29,7 @@ def made(tmp_path_factory):
     top = tmp_path_factory.mktemp("export")
     for name in ("one", "two"):
         make_grid_sweep(top / "runs" / name, CELLS, change=odd)
-    done = script("export.py", "runs", "--out", "out", cwd=top)
+    done = script_here("export.py", "runs", "--out", "out", cwd=top)
     assert (done.returncode, done.stderr) == (0, "")
     return top, load([top / "runs"])
 
@@ -77,9 +79,36 @@ def test_the_card_names_machine_versions_n_and_intervals(made):
     assert f"{best['speedup_pooled_ci_low']:.3f} – {best['speedup_pooled_ci_high']:.3f}" in text
 
 
+LINES = re.findall(
+    r"^(?:pd|duckdb|pl)\..*export/rows.*$", (ROOT / "docs" / "analysis.md").read_text("utf-8"), re.MULTILINE
+)
+
+
+@pytest.mark.parametrize("line", LINES, ids=[line.split(".")[0] for line in LINES])
+def test_a_documented_line_reads_the_rows(made, line, monkeypatch):
+    """Each gives something of every row, or the median of each precision."""
+    short = line.split(".")[0]
+    package = pytest.importorskip({"pd": "pandas", "duckdb": "duckdb", "pl": "polars"}[short])
+    top, sweeps = made
+    (top / "export").exists() or (top / "export").symlink_to(top / "out")
+    monkeypatch.chdir(top)
+    found = eval(line, {short: package})
+    expected = frame_of(sweeps)
+    if short == "pd":
+        assert len(found) == len(expected)
+        return
+    rows = found.fetchall() if short == "duckdb" else found.collect().rows()
+    medians = expected.groupby("config.precision")["speedup_vs_control"].median()
+    assert {key: pytest.approx(value) for key, value in rows} == dict(medians)
+
+
+def test_all_three_are_documented():
+    assert {line.split(".")[0] for line in LINES} == {"pd", "duckdb", "pl"}
+
+
 def test_a_folder_that_cannot_be_written_is_one_line(made, tmp_path):
     (tmp_path / "file").write_text("")
-    done = script("export.py", str(made[0] / "runs" / "one"), "--out", "file/x", cwd=tmp_path)
+    done = script_here("export.py", str(made[0] / "runs" / "one"), "--out", "file/x", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("--out file/x: cannot be written")
     assert summary_of([]).num_rows == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from analysis_help import make_grid_sweep, product, script
+from analysis_help import make_grid_sweep, product, script, script_here
 
 from analysis.browser import Browser, chromium
 from analysis.plots import front
@@ -42,6 +42,13 @@ def test_every_cell_is_in_the_table_and_the_fastest_is_advised(made):
     assert f"{best['speedup_pooled_ci_low']:.2f} to {best['speedup_pooled_ci_high']:.2f}" in text
 
 
+def test_the_lower_roof_is_named(made):
+    _, text = made
+    words = "the step, unfused, needs 75 ms of memory traffic and 50 ms of matmuls: memory is its lower roof"
+    assert f"In fp32: {words}" in text
+    assert "In bf16: the step, unfused, needs 50 ms of memory traffic and 33 ms of matmuls" in text
+
+
 def test_a_reason_is_shown_as_text(made):
     _, text = made
     assert "alert(&#39;x&#39;)" in text
@@ -64,13 +71,13 @@ def test_sweeps_and_node_kinds_have_tables_of_their_own(tmp_path):
 
     make_grid_sweep(tmp_path / "runs" / "mixed", CELLS, change=kind, rounds=1)
     make_grid_sweep(tmp_path / "runs" / "plain", CELLS, rounds=1, content={"sweep_id": "another"})
-    assert script("report.py", "runs", cwd=tmp_path).returncode == 0
+    assert script_here("report.py", "runs", "--no-plots", cwd=tmp_path).returncode == 0
     assert (tmp_path / "report.html").read_text("utf-8").count('<table class="sortable">') == 3
 
 
 @pytest.mark.parametrize("target", ["nowhere", "."])
 def test_what_is_no_sweep_is_one_line_and_exit_2(tmp_path, target):
-    done = script("report.py", target, cwd=tmp_path)
+    done = script_here("report.py", target, cwd=tmp_path)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
@@ -87,7 +94,7 @@ def test_the_figures_are_files_as_well(made, tmp_path_factory):
     _, text = made
     folder = next(path for path in tmp_path_factory.getbasetemp().glob("report*") if (path / "page.html").exists())
     names = {path.name for path in (folder / "plots").iterdir()}
-    wanted = ("speedup", "effects", "roofline", "pareto", "loss-steps", "compile", "memory")
+    wanted = ("speedup", "effects", "peak", "roofline", "pareto", "loss-steps", "compile", "memory")
     assert {f"{name}.{kind}" for name in wanted for kind in ("png", "svg")} <= names
     assert Image.open(folder / "plots" / "speedup.png").size[0] > 500
     assert text.count("<svg") == sum(name.endswith(".svg") for name in names)
@@ -128,6 +135,12 @@ def test_the_page_in_a_browser_sorts_and_filters_without_an_error(made, tmp_path
         page.click("document.querySelector('input[type=search]')")
         page.write("COMPILE=DEFAULT")
         page.wait(f"{names}.length === 2")
+        page.js("(() => { const it = document.querySelector('select[data-axis=precision]');"
+                " it.value = 'bf16'; it.dispatchEvent(new Event('input')); })()")  # fmt: skip
+        assert page.js(names) == ["bf16 compile=default"]  # the text and the axis together
+        assert page.js("document.querySelector('.shown').innerText") == "1 of 4 setups"
+        axes = page.js("[...document.querySelectorAll('select')].map(it => it.dataset.axis)")
+        assert axes == ["precision", "compile"]
         phone = browser.page(page_file.as_uri(), width=390, height=844, dark=True)
         assert phone.js("document.documentElement.scrollWidth") <= 390
         ink, ground = phone.js("['color', 'backgroundColor'].map(key => getComputedStyle(document.body)[key])")

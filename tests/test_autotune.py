@@ -14,7 +14,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sweep_help import ONE_CPU, records, sweep
+from sweep_help import ONE_CPU, records, sweep, sweep_here
 
 from tinydit_ray.config import from_mapping
 from tinydit_ray.sweep.autotune import search_of, trace_line
@@ -185,7 +185,7 @@ def test_autotune_through_ray(tmp_path: Path) -> None:
 
 
 def test_a_dry_run_counts_the_cells(tmp_path: Path) -> None:
-    done = sweep("autotune.py", "--dry-run", "--data", "shapes", "--device", "cpu", cwd=tmp_path)
+    done = sweep_here("autotune.py", "--dry-run", "--data", "shapes", "--device", "cpu", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2,304 possible cells" in done.stdout
     assert "nothing was run" in done.stdout

@@ -319,6 +319,7 @@ print(prepare(DataSpec(source="parquet", root=sys.argv[1]), Path(sys.argv[2])).d
 """
 
 
+@pytest.mark.slow
 def test_two_processes_that_start_together_decode_once(tmp_path, cache):
     root, log = write_parquet(tmp_path / "d"), tmp_path / "log"
     command = [sys.executable, "-c", PREPARE, str(root), str(cache), str(log)]
@@ -355,6 +356,7 @@ def test_writing_into_loaded_images_does_not_reach_the_cache(tmp_path, cache):
 # --- what the package may import ---
 
 
+@pytest.mark.slow
 def test_importing_data_needs_no_torchvision_ray_or_mlflow():
     code = "import sys, tinydit_ray.data; print(sorted({'torchvision', 'ray', 'mlflow'} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -375,6 +377,7 @@ def test_data_knows_nothing_of_the_rest_of_the_project():
 # --- the real CIFAR-10 ---
 
 
+@pytest.mark.slow
 @needs_real
 def test_the_real_cifar10(tmp_path):
     spec, _ = resolve("auto")
@@ -392,6 +395,7 @@ def test_the_real_cifar10(tmp_path):
     assert torch.allclose(means, torch.tensor([0.4914, 0.4822, 0.4465], dtype=torch.float64), atol=2e-3)
 
 
+@pytest.mark.slow
 @needs_real
 def test_cached_cifar10_of_the_tutorial(tmp_path, monkeypatch):
     monkeypatch.setenv("TINYDIT_CACHE", str(tmp_path))

@@ -121,6 +121,7 @@ def test_the_seed_alone_decides(images):
     assert [numbers(a) for a in one] != [numbers(b) for b in other]
 
 
+@pytest.mark.slow
 def test_batches_are_the_same_in_another_process_with_other_threads():
     code = (
         "import torch; torch.set_num_threads(2)\n"

@@ -1,5 +1,6 @@
 """The generated picture set: the same everywhere, varied, and learnable though not at once."""
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -43,6 +44,7 @@ def test_pictures_are_textured_and_varied():
     assert pixels.mean((0, 2, 3)).abs().max() < 0.2  # and favour none
 
 
+@pytest.mark.slow
 def test_a_small_classifier_learns_them_but_not_at_once():
     images, labels = draw_shapes(4_000)
     test_images, test_labels = draw_shapes(1_000, split="test")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sweep_help import ONE_CPU, TINY, sweep
+from sweep_help import ONE_CPU, TINY, sweep_here
 
 from tinydit_ray import data
 from tinydit_ray.cell import CellTask, Phases, blank_record
@@ -52,7 +52,8 @@ def averaged_by_hand(run: TrainedCell) -> float:
     return velocity_mse(plain, data.load(run.spec, "test").images[:SCORED_IMAGES])
 
 
-@pytest.mark.parametrize("mode", ["off", pytest.param("default", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["off", "default"])
 def test_the_average_is_scored_beside_the_raw_weights(mode: str, tmp_path: Path, spec: data.DataSpec):
     run = trained(tmp_path, spec, compile=mode)
     row = run.record
@@ -63,6 +64,7 @@ def test_the_average_is_scored_beside_the_raw_weights(mode: str, tmp_path: Path,
     assert (tmp_path / "samples_ema.png").read_bytes() != (tmp_path / "samples.png").read_bytes()
 
 
+@pytest.mark.slow
 def test_without_it_nothing_is_averaged_and_the_raw_scores_are_the_same(tmp_path: Path, spec: data.DataSpec):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
@@ -73,6 +75,7 @@ def test_without_it_nothing_is_averaged_and_the_raw_scores_are_the_same(tmp_path
     assert not (tmp_path / "b" / "samples_ema.png").exists()
 
 
+@pytest.mark.slow
 def test_a_step_that_the_scaler_refused_is_not_averaged(tmp_path: Path, spec: data.DataSpec):
     run = trained(tmp_path, spec, precision="fp16")
     assert run.ema is not None
@@ -81,6 +84,6 @@ def test_a_step_that_the_scaler_refused_is_not_averaged(tmp_path: Path, spec: da
 
 @pytest.mark.parametrize(("value", "part"), [("1", "fraction below 1"), ("x", "not a number")])
 def test_a_decay_that_is_none_is_refused(value: str, part: str, tmp_path: Path) -> None:
-    done = sweep("speed_grid.py", *TINY, *ONE_CPU, "--ema", value, cwd=tmp_path)
+    done = sweep_here("speed_grid.py", *TINY, *ONE_CPU, "--ema", value, cwd=tmp_path)
     assert done.returncode == 2
     assert part in done.stderr

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sweep_help import ONE_CPU, records, sweep
+from sweep_help import ONE_CPU, records, sweep, sweep_here
 
 from tinydit_ray.bench.tradeoff import pareto_front, time_to_quality
 from tinydit_ray.config import from_mapping
@@ -145,7 +145,7 @@ def test_a_profile_is_crossed_with_sizes(tmp_path: Path):
     ids=" ".join,
 )  # fmt: skip
 def test_what_has_no_meaning_here_is_refused(arguments: list[str], part: str, tmp_path: Path) -> None:
-    done = sweep("quality_grid.py", *SMALL, *arguments, cwd=tmp_path)
+    done = sweep_here("quality_grid.py", *SMALL, *arguments, cwd=tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
     assert part in done.stderr.strip().splitlines()[-1]
 
@@ -173,6 +173,7 @@ def check_curve(folder: Path, row: dict[str, Any]) -> list[dict[str, str]]:
     return points
 
 
+@pytest.mark.slow
 def test_a_budget_of_steps_without_ray(tmp_path: Path) -> None:
     done = sweep("quality_grid.py", *SMALL, *SIZES, "--steps", "64", "--ema", "0.9", "--target", "1.2", "--no-ray",
                  "--name", "q", cwd=tmp_path)  # fmt: skip
@@ -248,6 +249,7 @@ def check_grids_in_mlflow(folder: Path, row: dict[str, Any]) -> None:
     assert run.data.metrics["velocity_mse"] == pytest.approx(row["velocity_mse"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_budget_of_seconds_ends_in_time(tmp_path: Path) -> None:
     done = sweep("quality_grid.py", *SMALL, "--set", "model=32/1/2", "--train-time", "3s", "--no-ray", "--name", "q",
                  "--target", "0.0001", cwd=tmp_path)  # fmt: skip

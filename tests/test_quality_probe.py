@@ -66,6 +66,7 @@ def rewrite(file: Path, change: dict[str, Tensor], header: dict[str, str] | None
     save_file(load_file(file) | change, file, metadata=metadata | (header or {}))
 
 
+@pytest.mark.slow
 def test_training_learns(net: ProbeNet):
     images, labels = stripes(400, 1)
     untrained = accuracy(ProbeNet(SMALL.widths).eval(), images, labels)
@@ -187,6 +188,7 @@ def data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "load_split", load_split)
 
 
+@pytest.mark.slow
 def test_the_command_trains_and_evaluates(data: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "new" / "shapes.safetensors"
     assert command.main(["train", "--data", "shapes", "--out", str(out), "--epochs", "2", "--fp32"]) == 0
@@ -204,6 +206,7 @@ def test_the_command_trains_and_evaluates(data: None, tmp_path: Path, capsys: py
     assert probe.meta["command"] in card
 
 
+@pytest.mark.slow
 def test_the_command_measures_bias_and_anchors(data: None, file: Path, capsys: pytest.CaptureFixture[str]):
     assert command.main(["bias", "--probe", str(file), "--draws", "2"]) == 0
     assert "250" in capsys.readouterr().out
@@ -229,6 +232,7 @@ def test_unlabelled_images_cannot_train_a_probe(monkeypatch: pytest.MonkeyPatch,
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_importing_the_package_loads_no_heavy_library():
     heavy = "('torchvision', 'ray', 'mlflow')"
     code = f"import sys, tinydit_ray.quality; print([name for name in {heavy} if name in sys.modules])"
@@ -248,6 +252,7 @@ def test_the_package_ships_two_probes_and_their_cards():
         assert sum(path.stat().st_size for path in SHIPPED.glob(f"{name}.*")) < 3e6
 
 
+@pytest.mark.slow
 def test_shipped_features_see_noise_and_blur():
     """The distance to the real images grows with damage; it would not if features were dead or constant."""
     from tinydit_ray.data import draw_shapes
@@ -264,6 +269,7 @@ def test_shipped_features_see_noise_and_blur():
     assert clean * 10 < min(coarse, blur)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.environ.get("TINYDIT_DATA"), reason="needs CIFAR-10 at $TINYDIT_DATA")
 def test_shipped_probe_recognises_cifar10():
     from tinydit_ray.data import load, prepare, resolve

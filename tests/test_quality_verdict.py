@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy import stats
-from sweep_help import ONE_CPU, TINY, records, results, sweep
+from sweep_help import ONE_CPU, TINY, records, results, sweep, sweep_here
 
 from tinydit_ray.bench.seeds import BETTER, NOT_JUDGED, WITHIN, WORSE, SeedSpread, seed_spread, worst
 from tinydit_ray.config import from_mapping
@@ -154,14 +154,17 @@ def test_what_is_worse_is_not_recommended_and_that_is_said(tmp_path: Path, capsy
 
 
 def test_the_report_neither_advises_what_is_worse_nor_keeps_it_quiet():
-    from analysis.cells import advice, cells_of
+    from analysis.advice import advice
+    from analysis.cells import cells_of
 
     rows = result_rows([{**row_of({"precision": "bf16"}, 0.31, 20.0), "round": i} for i in (1, 2, 3)] + seeds_of())
     cells = cells_of(rows)
     assert [(cell["name"], cell["quality"]) for cell in cells] == [("bf16", WORSE)]
     found = advice(cells)
     assert found["best"] is None
-    assert [cell["name"] for cell in found["worse"]] == ["bf16"]
+    words = dict(found["lines"])
+    assert words["Faster, but worse in quality"].startswith("bf16 (")
+    assert "Keep the control." in words
 
 
 # --- the plan ---------------------------------------------------------------------------------------------
@@ -217,6 +220,6 @@ def test_a_sweep_with_seeds(tmp_path: Path) -> None:
 
 
 def test_seeds_of_nothing_are_refused(tmp_path: Path) -> None:
-    done = sweep("speed_grid.py", "--seeds", "3", "--steps", "0", "--data", "shapes", cwd=tmp_path)
+    done = sweep_here("speed_grid.py", "--seeds", "3", "--steps", "0", "--data", "shapes", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.strip() == "error: --seeds 3: nothing is trained with 0 steps; give --steps"

@@ -110,6 +110,7 @@ def test_then_and_now_agree_within_chance_and_differ_beyond_it() -> None:
     assert "they differ by +25.0 %" in compare(then, faster, floor)
 
 
+@pytest.mark.slow
 def test_a_record_is_measured_once_more_from_the_command_line(tmp_path: Path) -> None:
     first = sweep(
         "speed_grid.py", *TINY, "--set", "attention=sdpa", "--no-ray", "--rounds", "1", "--name", "one", cwd=tmp_path

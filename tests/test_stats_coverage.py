@@ -23,6 +23,8 @@ from scipy.signal import lfilter
 from tinydit_ray.bench.stats import Estimate, abba_ratios, ci_reached, round_speedup
 from tinydit_ray.bench.verdict import noise_floor, pooled_speedups, verdict
 
+pytestmark = pytest.mark.slow  # thousands of simulated sweeps
+
 
 def step_times(
     rng, shape, quads, log_speedup=0.0, process_sd=0.0,

@@ -169,6 +169,7 @@ def test_the_null_check_names_its_floor(tmp_path: Path) -> None:
     assert list((tmp_path / "cache" / "floors").glob("*.json"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [["--cell-timeout", "2m"], ["--budget", "60s"]])
 def test_a_cell_too_slow_to_be_trained_in_its_time_is_timed_all_the_same(limit: list[str], tmp_path: Path) -> None:
     arguments = [*TWO, "--no-ray", "--rounds", "1", "--name", "slow", "--only", "sdpa*", "--steps", "9000000", *limit]

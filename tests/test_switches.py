@@ -181,6 +181,7 @@ def check_compiled(cell: CellConfig) -> None:
     assert traced.compiled_regions >= (2 if cell.compile_scope == "block" else 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMPILED)
 def test_a_compiled_cell_agrees_runs_compiled_and_is_one_graph(
     name: str, fresh_compiler: None, monkeypatch: pytest.MonkeyPatch
@@ -195,6 +196,7 @@ def test_a_cell_with_every_switch_on_agrees_through_inductor(fresh_compiler: Non
     check_compiled(cell_of(compile="default", depth=1, **switches))
 
 
+@pytest.mark.slow
 def test_regional_compilation_gives_the_compiler_one_block_instead_of_the_model(fresh_compiler: None):
     """So its compile time does not grow with the depth: the graph is that of one block, whatever the depth."""
     ops: dict[str, list[int]] = {"model": [], "block": []}
@@ -208,6 +210,7 @@ def test_regional_compilation_gives_the_compiler_one_block_instead_of_the_model(
     assert ops["model"][1] > ops["model"][0] > 2 * ops["block"][0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dynamic", "duck", "recompiles"), [("off", "on", 1), ("on", "on", 1), ("on", "off", 0)], ids=str
 )
@@ -225,6 +228,7 @@ def test_dynamic_shapes_and_duck_shapes(
     assert torch.fx.experimental._config.use_duck_shape, "the process's setting is as it was"
 
 
+@pytest.mark.slow
 def test_automatic_dynamic_shapes_are_static_at_first(fresh_compiler: None, monkeypatch: pytest.MonkeyPatch):
     without_inductor(monkeypatch)
     trainer = trainer_of(cell_of(compile="default"))
@@ -264,6 +268,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "options"), SETTINGS, ids=str)
 def test_modes_and_option_sets_reach_inductor(
     mode: str, options: str, fresh_compiler: None, monkeypatch: pytest.MonkeyPatch
@@ -299,6 +304,7 @@ def test_every_inductor_set_names_options_that_exist():
     assert {name for options in fast.INDUCTOR_OPTIONS.values() for name in options} <= set(known)
 
 
+@pytest.mark.slow
 def test_explain_says_what_was_compiled_and_why_again(fresh_compiler: None, monkeypatch: pytest.MonkeyPatch):
     without_inductor(monkeypatch)
     cell = cell_of(compile="default", dynamic="off")
@@ -346,6 +352,7 @@ print(losses)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="not glibc's malloc")
 def test_a_process_that_keeps_freed_memory_takes_no_page_faults_and_changes_no_number():
     """Of the last 9 steps the median; 100 faults are 0.4 MB, and one activation of this cell is 1 MB."""

@@ -147,6 +147,7 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.002)
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_a_checkpoint_and_the_same_command_ends_in_the_same_weights(long: Path, tmp_path: Path):
     out = tmp_path / "a"
     process = start(out, *LONG)
@@ -166,6 +167,7 @@ def test_ctrl_c_keeps_a_checkpoint_and_the_same_command_ends_in_the_same_weights
     assert (out / "samples.png").read_bytes() == (long / "samples.png").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_kill_loses_at_most_the_steps_since_the_last_checkpoint(long: Path, tmp_path: Path):
     out = tmp_path / "a"
     process = start(out, *LONG)
@@ -333,6 +335,7 @@ def test_divergence_ends_with_3_and_keeps_the_last_good_checkpoint(tmp_path: Pat
         assert all(torch.isfinite(tensor).all() for tensor in weights(tmp_path, path.name).values())
 
 
+@pytest.mark.slow
 def test_averaged_weights_have_scores_of_their_own(tmp_path: Path, few: Path):
     assert train(tmp_path, *FEW, "--fd-n", "80", "--ema", "0.9") == 0
     found = metrics(tmp_path)
@@ -364,6 +367,7 @@ def test_the_average_is_the_formulas():
     assert ema.weights["weight"].item() == pytest.approx(wanted, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-weights", "fp16"])
 def test_averaged_weights_follow_a_resumed_run_in_every_precision(precision: str, tmp_path: Path):
     arguments = [*BRIEF, "--set", f"precision={precision}", "--ema", "0.9"]
@@ -388,6 +392,7 @@ def test_a_compiled_run_is_averaged_and_resumed_under_plain_names(tmp_path: Path
     assert not equal(state["ema"]["weights"], state["model"])
 
 
+@pytest.mark.slow
 def test_it_runs_as_a_command_and_prints_plain_lines_without_a_terminal(tmp_path: Path):
     done = subprocess.run(
         [sys.executable, "-m", "tinydit_ray.train", "--out", "run", *MICRO, *FEW],

@@ -70,6 +70,7 @@ def test_five_setups_give_the_same_loss(images: ImageFolderDataset) -> None:
         assert loss == pytest.approx(reference, abs=0.02 if "bf16" in name else 2e-4), name
 
 
+@pytest.mark.slow
 def test_train_save_load_sample_and_score(images: ImageFolderDataset, tmp_path: Path) -> None:
     torch.manual_seed(0)
     cfg = TinyDiTConfig(**CFG)

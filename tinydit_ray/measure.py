@@ -19,7 +19,7 @@ from tinydit_ray.bench.explain import EXPLAIN_FILE, explain_text
 from tinydit_ray.bench.flops import model_gflops_per_step
 from tinydit_ray.bench.gpu import GpuWindow, watch_gpu
 from tinydit_ray.bench.load import FOREIGN_LOAD_PCT, LoadWindow, watch_load
-from tinydit_ray.bench.peak import peak_tflops
+from tinydit_ray.bench.peak import measure_gbytes_per_s, peak_tflops
 from tinydit_ray.bench.timing import (
     MIN_QUADS,
     WARMUP_STEPS,
@@ -32,6 +32,7 @@ from tinydit_ray.bench.timing import (
     time_pairs,
     warm_up,
 )
+from tinydit_ray.bench.traffic import gbytes_per_step
 from tinydit_ray.measure_training import MeasurementError, TrainedCell
 from tinydit_ray.record import update
 from tinydit_ray.train import trainer_of
@@ -123,6 +124,7 @@ class Measurement(TrainedCell):
         tflops = None if gflops is None else stats.tflops_per_s(gflops, cell.ms_per_step)
         peak, source = peak_tflops(self.cell.precision, self.cell.device)
         peak = None if peak is None else peak * self.group.size
+        bandwidth = measure_gbytes_per_s(self.cell.device)
         update(
             self.record,
             {
@@ -137,6 +139,8 @@ class Measurement(TrainedCell):
                 "tflops_per_s": tflops,
                 "peak_tflops": peak,
                 "peak_source": source,
+                "model_gbytes_per_step": gbytes_per_step(self.cell),
+                "memory_gbytes_per_s": None if bandwidth is None else bandwidth * self.group.size,
                 "mfu": None if tflops is None else stats.mfu(tflops, peak),
                 "break_even_steps": stats.break_even_steps(
                     self.record["compile_s"], cell.ms_per_step, control.ms_per_step

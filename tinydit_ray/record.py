@@ -76,6 +76,7 @@ SPEED = {
     **_columns(float, "scaling_efficiency sample_ms_per_image break_even_steps"),
     **_columns(int, "skipped_optimizer_steps"),
     **_columns(float, "batch_ms window_s peak_tflops"),
+    **_columns(float, "model_gbytes_per_step memory_gbytes_per_s"),  # the roofline's: bench/traffic.py, bench/peak.py
     **_columns(str, "peak_source"),  # of mfu: known (data sheet) or measured (a matmul probe in the trial)
     **_columns(float, "control_sample_ms_per_image page_faults_per_step"),
     **_columns(float, "ray_cpu_s"),  # CPU seconds of Ray's own processes during the window
