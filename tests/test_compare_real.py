@@ -26,15 +26,15 @@ class Net(nn.Module):
 def net():
     return Net()
 """
-ASKED = ["--model", "my_net:net", "--set", "precision=fp32,bf16", "--set", "batch_size=32", "--data", "shapes",
-         "--steps", "0", "--fd-n", "0", "--time", "2", "--rounds", "2", "--no-ray", "--no-report",
+ASKED = ["--model", "my_net:net", "--set", "precision=fp32", "--set", "batch_size=32", "--data", "shapes",
+         "--steps", "0", "--fd-n", "0", "--time", "2", "--rounds", "3", "--no-ray", "--no-report",
          *ONE_CPU]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def top(tmp_path_factory):
     top = tmp_path_factory.mktemp("real pair")
-    for name, repeats in (("monday", 1), ("tuesday", 6)):
+    for name, repeats in (("monday", 1), ("tuesday", 24)):
         place = top / name
         place.mkdir()
         (place / "my_net.py").write_text(NET.replace("{repeats}", str(repeats)))
@@ -47,10 +47,9 @@ def test_a_net_that_became_slower_fails_the_gate_and_is_named(top):
     """Its control became slower with it, so the times are compared, not the speed-ups."""
     done = script("compare.py", "runs/monday", "runs/tuesday", "--by", "ms", "--fail-slower", "0.05", cwd=top)
     assert done.returncode == 1, done.stdout
-    first, second = done.stderr.splitlines()
-    assert first.startswith("slower by ")
-    assert {first.split(": ")[1], second.split(": ")[1]} == {"fp32", "bf16"}
-    assert "2 slower" in done.stdout
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("slower by ")
+    assert "1 slower" in done.stdout
     before, after = (
         {row["cell_name"]: row["ms_per_step"] for row in records(top / "runs" / name) if row["round"] == 1}
         for name in ("monday", "tuesday")
@@ -61,4 +60,4 @@ def test_a_net_that_became_slower_fails_the_gate_and_is_named(top):
 def test_the_other_way_round_passes_and_is_faster(top):
     done = script_here("compare.py", "runs/tuesday", "runs/monday", "--by", "ms", "--fail-slower", "0.05", cwd=top)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "2 faster" in done.stdout
+    assert "1 faster" in done.stdout
