@@ -128,7 +128,7 @@ def test_a_sampler_is_judged_by_what_it_samples():
 def test_seeds_are_no_rows_of_the_table_and_the_verdict_is():
     rows = result_rows([row_of({"precision": "bf16"}, 0.31, 20.0), *seeds_of()])
     assert [row["cell_name"] for row in summary_rows(rows)] == ["bf16"]
-    text = summary_text(rows, width=220)
+    text = summary_text(rows)
     assert "quality" in text
     assert "worse" in text
 

@@ -151,9 +151,11 @@ class Entry:
     malloc: str
 
 
-def enter(task: CellTask) -> Entry:
-    """Set the threads and caches that libraries read once, then import torch. Called first in a trial's process."""
-    born, entered, fresh = process_start_time(), time.time(), started_fresh(grouped=task.cell.workers > 1)
+def enter(task: CellTask, *, grouped: bool = False) -> Entry:
+    """Set the threads and caches that libraries read once, then import torch. Called first in a trial's process;
+    ``grouped``: in a worker of Ray Train's, which has imported torch already."""
+    born, entered = process_start_time(), time.time()
+    fresh = started_fresh(grouped=grouped or task.cell.workers > 1)
     set_environment(task.cell.cpus_per_worker, Path(task.compile_cache))
     malloc = keep_freed_memory()
     start = time.perf_counter()

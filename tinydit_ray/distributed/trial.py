@@ -54,7 +54,8 @@ def _fit(task: CellTask, entry: Entry | None, scaling: Any) -> None:
     from tinydit_ray.distributed.stopping import final_result, reporter
 
     def train_loop(loop_config: dict[str, Any]) -> Any:
-        record = run_cell(task, entry, reporter(Path(task.folder)) if task.reports else None)
+        began = entry or enter(task, grouped=True)
+        record = run_cell(task, began, reporter(Path(task.folder)) if task.reports else None)
         scores = final_result(record, bool(task.train_s)) if task.reports else {}
         return {**report_of(task, record), **scores}
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
+from tinydit_ray.atomic import replace_text
 from tinydit_ray.cell import CellTask
 from tinydit_ray.record import Record
 from tinydit_ray.sweep.driver import Sweep
@@ -22,6 +23,7 @@ from tinydit_ray.sweep.options import SweepOptions
 from tinydit_ray.sweep.plan import Round
 from tinydit_ray.sweep.prepare import prepare
 from tinydit_ray.sweep.queue import Executor
+from tinydit_ray.sweep.table import Column, print_columns, text_of
 
 STARTING = ("queued_s", "start_s")  # waiting and starting a process; the rest are the cell's own phases
 LIMIT_S = 6.0  # what our path may cost a trial above --no-ray
@@ -97,6 +99,7 @@ def run_overhead(options: SweepOptions, console: Console, trials: int) -> int:
             finally:
                 executor.close()
             found[executor.name] = (startup, queue.trials[1:])
+        replace_text(folder.path / "summary.txt", text_of(lambda file: print_costs(file, found)))
         print_costs(screen, found)
         screen.print(f"sweep folder: {folder.path}", highlight=False, soft_wrap=True)
     folder.close()
@@ -106,23 +109,15 @@ def run_overhead(options: SweepOptions, console: Console, trials: int) -> int:
 def print_costs(console: Console, found: dict[str, tuple[float, list[Trial]]]) -> None:
     names = list(dict.fromkeys(name for _, runs in found.values() for trial in runs for name in trial.phases))
     count = len(next(iter(found.values()))[1])
-    table = Table("path", title=f"seconds per trial, median of {count} (a first one left out)", title_justify="left")
-    for column in (
-        "trial",
-        "own work",
-        "around it",
-        *(name.removesuffix("_s") for name in STARTING),
-        *names,
-        "start-up, once",
-    ):
-        table.add_column(column, justify="right")
-    for name, (startup, runs) in found.items():
-        work, wall = _median([t.work_s for t in runs]), _median([t.wall_s for t in runs])
-        starting = [_median([t.record[key] or 0.0 for t in runs]) for key in STARTING]
-        phases = [_median([t.phases.get(key, 0.0) for t in runs]) for key in names]
-        numbers = [wall, work, wall - work, *starting, *phases, startup]
-        table.add_row(name, *(f"{value:.2f}" for value in numbers))
-    console.print(table)
+    medians = [_seconds(startup, runs, names) for startup, runs in found.values()]
+    starting = [name.removesuffix("_s") for name in STARTING]
+    ranks = {"trial": 0, "own work": 0, "around it": 0, "queued": 1, "start": 1, "import": 1, "start-up, once": 2}
+    columns = [
+        Column(name, [Text(f"{row[place]:.2f}") for row in medians], ranks.get(name, 3))
+        for place, name in enumerate(("trial", "own work", "around it", *starting, *names, "start-up, once"))
+    ]
+    title = f"seconds per trial, median of {count} (a first one left out)"
+    print_columns(console, title, [Column("path", [Text(name) for name in found], right=False), *columns])
     walls = {name: _median([t.wall_s for t in runs]) for name, (_, runs) in found.items()}
     above = walls["ray"] - walls["no-ray"]
     console.print(
@@ -130,6 +125,14 @@ def print_costs(console: Console, found: dict[str, tuple[float, list[Trial]]]) -
         f" the documented pattern {walls['ray, worker group'] - walls['no-ray']:+.1f} s",
         style="green" if above <= LIMIT_S else "red", highlight=False,
     )  # fmt: skip
+
+
+def _seconds(startup: float, runs: Sequence[Trial], phases: Sequence[str]) -> list[float]:
+    """Median seconds per trial: wall, own work, the rest, what starting took, each phase; and the start-up's."""
+    work, wall = _median([t.work_s for t in runs]), _median([t.wall_s for t in runs])
+    starting = [_median([t.record[key] or 0.0 for t in runs]) for key in STARTING]
+    spent = [_median([t.phases.get(key, 0.0) for t in runs]) for key in phases]
+    return [wall, work, wall - work, *starting, *spent, startup]
 
 
 def _median(values: Sequence[float]) -> float:

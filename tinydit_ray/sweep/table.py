@@ -181,8 +181,13 @@ def print_footnotes(console: Console, rows: Sequence[Row], records: Sequence[Rec
         )
 
 
-def summary_text(rows: Sequence[Row], width: int = FILE_WIDTH, print_table: PrintTable = print_table) -> str:
+def summary_text(rows: Sequence[Row], print_table: PrintTable = print_table) -> str:
     """``summary.txt``: every column, whatever the terminal's width."""
+    return text_of(lambda console: print_table(console, rows))
+
+
+def text_of(show: Callable[[Console], None]) -> str:
+    """What ``show`` prints, for a file."""
     buffer = io.StringIO()
-    print_table(Console(file=buffer, width=width), rows)
+    show(Console(file=buffer, width=FILE_WIDTH))
     return "".join(f"{line.rstrip()}\n" for line in buffer.getvalue().splitlines())

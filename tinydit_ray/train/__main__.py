@@ -8,6 +8,7 @@ Exit status: 0 complete; 2 bad usage; 3 diverged or out of memory, with the last
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 
@@ -53,6 +54,7 @@ def run(options: TrainOptions) -> int:
     """Everything of one run, in its folder; the exit status."""
     torch.set_num_threads(options.cell.cpus_per_worker)
     keep_freed_memory()  # as in a sweep's trials
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # warns of a missing CUDA on a CPU machine
     screen = Screen(options.steps, options.cell.batch_size)
     screen.say(f"{options.device_reason}; CPU threads: {options.cell.cpus_per_worker}")
     spec, reason = resolve(options.data, options.classes)
