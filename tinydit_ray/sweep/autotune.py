@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-import time
 from collections import deque
 from typing import Any
 
@@ -55,7 +54,7 @@ class TunedSweep(Sweep):
 
     def _ask(self) -> bool:
         """Put the search's next request into the queue; False at its end."""
-        self.out_of_time = bool(self.options.budget_s) and time.monotonic() - self.started_at > self.options.budget_s
+        self.out_of_time = self.pace.budget_left_s() < 0
         if self.out_of_time:
             return False
         try:

@@ -57,8 +57,7 @@ class Sweep:
         self.interrupts = Interrupts()
         self.flags: list[str] = []  # of every row of this session
         self.memory_limit_mb = _memory_limit_mb(options)
-        self.pace = Pace(lambda item: round_estimate_s(item, options))
-        self.started_at = time.monotonic()
+        self.pace = Pace(lambda item: round_estimate_s(item, options), options.budget_s)
         self.handed_out: dict[str, float] = {}
         self._results_due = 0.0
         self.floor, self.floor_source = load_floor(content["node_kind"])
@@ -98,7 +97,7 @@ class Sweep:
         planned = options.time_s / options.rounds
         if not options.budget_s:
             return planned
-        left = options.budget_s - (time.monotonic() - self.started_at)
+        left = self.pace.budget_left_s()
         window = self.pace.window_s(planned, self.rounds, left)
         if window is None and self.rounds[0].number == 1:
             return min(planned, MIN_WINDOW_S)  # each cell gets a row of its own, late or not
@@ -108,7 +107,7 @@ class Sweep:
         """Under a budget no cell trains longer than its share of what is left; later rounds count as one cell more."""
         if not self.options.budget_s:
             return 0.0
-        left = self.options.budget_s - (time.monotonic() - self.started_at)
+        left = self.pace.budget_left_s()
         return max(MIN_WINDOW_S, left / (2 + sum(item.number == 1 for item in self.rounds)))
 
     def task_of(self, item: Round, window_s: float) -> CellTask:

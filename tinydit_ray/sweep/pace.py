@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable
 
 from tinydit_ray.sweep.plan import Round
@@ -10,11 +12,19 @@ MIN_WINDOW_S = 4.0  # of timing per round; a budget does not shrink windows belo
 
 
 class Pace:
-    """Scales the estimates of rounds to come by how long the finished ones took on this machine."""
+    """Scales the estimates of rounds to come by how long the finished ones took on this machine.
 
-    def __init__(self, estimate: Callable[[Round], float]) -> None:
+    ``budget_s``: seconds from now that the whole sweep may take; 0: no limit.
+    """
+
+    def __init__(self, estimate: Callable[[Round], float], budget_s: float = 0.0) -> None:
         self._estimate = estimate
+        self._ends = time.monotonic() + budget_s if budget_s else math.inf
         self.spent_s = self.expected_s = 0.0
+
+    def budget_left_s(self) -> float:
+        """Infinite without a budget; below 0 once it is used up."""
+        return self._ends - time.monotonic()
 
     def finished(self, item: Round, seconds: float) -> None:
         self.spent_s += seconds

@@ -91,12 +91,15 @@ class Screen:
         self.console.print(round_line(item, record), highlight=False)
 
     def time_left_s(self) -> float:
-        left = 0.0
+        """Within a budget no more than it leaves, but for first rounds, which are run late or not."""
+        left = first = 0.0
         for item in list(self.waiting):
             expected = self.pace.expected(item)
             work = self.working.get((item.cell.cell_id, item.number))
-            left += max(0.0, expected - (time.monotonic() - work[2])) if work else expected
-        return left
+            seconds = max(0.0, expected - (time.monotonic() - work[2])) if work else expected
+            left += seconds
+            first += seconds if item.number == 1 or work else 0.0
+        return max(first, min(left, self.pace.budget_left_s()))
 
     def note(self, rows: Sequence[dict[str, Any]]) -> None:
         """The best cell of these pooled rows, under the bar."""
