@@ -59,12 +59,9 @@ def figures(sweep: SweepData, cells: Sequence[Cell]) -> list[Drawn]:
 
 
 def _speed(cells: Sequence[Cell]) -> list[Drawn]:
-    speed = plots.bars(
-        cells, value="speedup", low="low", high="high", words="speed-up over the control, 95 % interval"
-    )
     sources = sorted({cell["peak_source"] for cell in cells if cell["peak_source"]})
     return [
-        Drawn(name="speedup", title="Speed-up", figure=speed, why="no cell has a speed-up"),
+        Drawn(name="speedup", title="Speed-up", figure=plots.speedups(cells), why="no cell has a speed-up"),
         Drawn(name="effects", title="What each switch does by itself", figure=plots.main_effects(effects(cells)),
               why="no two setups differ in one switch alone",
               words="Each value against the reference, over pairs of setups that are alike in everything else."),

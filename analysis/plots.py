@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import math
 import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -23,10 +22,13 @@ from matplotlib.figure import Figure
 from analysis.cells import Cell
 from analysis.effects import Effect
 from analysis.load import Curve
+from tinydit_ray.bench.tradeoff import SAME, pareto_front
 
 _INK = "#123457"  # stands for the page's text colour; dark on white in files
 SAME_MSE = 1e-4  # of its value: what other kernels and orders of summation change, not a setup
 _BLUE, _ORANGE = "#4c8eda", "#e07b39"
+_GREY = "#8a8f98"
+_VERDICT = {"faster": "#2e9e5b", "slower": "#d0493f", "too noisy": "#d6a021"}
 _STYLE: dict[Any, Any] = {
     "text.color": _INK, "axes.edgecolor": _INK, "axes.labelcolor": _INK, "xtick.color": _INK, "ytick.color": _INK,
     "text.parse_math": False, "legend.framealpha": 0.0, "axes.spines.top": False, "axes.spines.right": False,
@@ -68,23 +70,43 @@ def _names(axes: Axes, labels: Sequence[str]) -> None:
     axes.invert_yaxis()
 
 
+def speedups(cells: Sequence[Cell]) -> Figure | None:
+    """A point and its interval per cell, beside the line of the control, in the colour of its verdict."""
+    known = [cell for cell in cells if cell["speedup"] is not None]
+    if not known:
+        return None
+    with _drawing(8, 0.8 + 0.32 * len(known)) as (figure, axes):
+        labelled: set[str] = set()
+        for place, cell in enumerate(known):
+            verdict = cell["verdict"] or "no verdict"
+            colour = _VERDICT.get(verdict, _GREY)
+            ends = (cell["low"], cell["high"]) if None not in (cell["low"], cell["high"]) else (cell["speedup"],) * 2
+            axes.plot(ends, [place, place], color=colour, linewidth=4.0, solid_capstyle="butt", alpha=0.6)
+            axes.plot([cell["speedup"]], [place], "o", color=colour, markersize=6,
+                      label=None if verdict in labelled else verdict)  # fmt: skip
+            labelled.add(verdict)
+            axes.annotate(f"{cell['speedup']:.3f}", (cell["speedup"], place), xytext=(0, 6),
+                          textcoords="offset points", ha="center", fontsize=8)  # fmt: skip
+        axes.axvline(1.0, color=_INK, linewidth=0.8, linestyle="--")
+        axes.margins(x=0.08, y=0.6 / len(known))
+        _names(axes, [_label(cell) for cell in known])
+        axes.set_xlabel("times as fast as the control in the same process, 95 % interval over rounds")
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        return figure
+
+
 def bars(
-    cells: Sequence[Cell], *, value: str, words: str, low: str = "", high: str = "",
-    note: Callable[[Cell], str] | None = None,
-) -> Figure | None:  # fmt: skip
-    """One horizontal bar per cell that has the value, with its interval where both ends are known."""
+    cells: Sequence[Cell], *, value: str, words: str, note: Callable[[Cell], str] | None = None
+) -> Figure | None:
+    """One horizontal bar per cell that has the value."""
     known = [cell for cell in cells if cell[value] is not None]
     if not known:
         return None
     with _drawing(8, 0.6 + 0.32 * len(known)) as (figure, axes):
         axes.barh(range(len(known)), [cell[value] for cell in known], color=_BLUE, height=0.7)
         for place, cell in enumerate(known):
-            if low and cell[low] is not None and cell[high] is not None:
-                axes.plot([cell[low], cell[high]], [place, place], color=_INK, marker="|", linewidth=1.5)
             if note:
                 axes.annotate(note(cell), (cell[value], place), xytext=(4, -3), textcoords="offset points")
-        if low:
-            axes.axvline(1.0, color=_INK, linewidth=0.8, linestyle="--")
         _names(axes, [_label(cell) for cell in known])
         axes.set_xlabel(words)
         return figure
@@ -171,15 +193,11 @@ def roofline(cells: Sequence[Cell]) -> Figure | None:
 
 
 def front(cells: Sequence[Cell]) -> list[Cell]:
-    """Cells that no other cell beats in both step time and velocity MSE (Pareto), fastest first. An MSE lower by
-    rounding alone is not better."""
-    known = [cell for cell in cells if cell["ms"] is not None and cell["mse"] is not None]
-    best, found = math.inf, []
-    for cell in sorted(known, key=lambda cell: (cell["ms"], cell["mse"])):
-        if cell["mse"] < best * (1 - SAME_MSE):
-            best = cell["mse"]
-            found.append(cell)
-    return found
+    """Cells that no other cell beats in both step time and velocity MSE (Pareto), fastest first. Times within 2 % and
+    scores within ``SAME_MSE`` are equal."""
+    known = {str(place): cell for place, cell in enumerate(cells) if cell["ms"] is not None and cell["mse"] is not None}
+    points = {key: (cell["ms"], cell["mse"]) for key, cell in known.items()}
+    return sorted((known[key] for key in pareto_front(points, (SAME, SAME_MSE))), key=lambda cell: cell["ms"])
 
 
 def scatter(cells: Sequence[Cell]) -> Figure | None:

@@ -86,6 +86,8 @@ def test_what_is_no_sweep_is_one_line_and_exit_2(tmp_path, target):
 def test_the_front_holds_what_nothing_beats():
     cells = [{"ms": ms, "mse": mse} for ms, mse in ((3, 1.0), (1, 3.0), (2, 2.0), (2, 4.0), (4, 1.0), (None, 0.1))]
     assert [cell["ms"] for cell in front(cells)] == [1, 2, 3]
+    close = [{"ms": 100.0, "mse": 0.39281}, {"ms": 101.0, "mse": 0.5}, {"ms": 130.0, "mse": 0.39279}]
+    assert [cell["ms"] for cell in front(close)] == [100.0]  # a score in the fifth digit is no trade-off
 
 
 def test_the_figures_are_files_as_well(made, tmp_path_factory):
