@@ -55,6 +55,15 @@ def test_fewer_trials_than_nodes_take_fewer_nodes() -> None:
     assert found.hours >= (HEAD_START_S + START_S + slowest) / 3600
 
 
+def test_a_trial_of_several_workers_fills_several_nodes() -> None:
+    options, rounds = plan_of("--set", "workers=2")
+    found = estimate(read_cluster(AWS), rounds, options)
+    assert found.busy_s == pytest.approx(2 * sum(round_estimate_s(item, options) for item in rounds))
+    options, rounds = plan_of("--set", "workers=8")
+    with pytest.raises(UsageError, match="8 × 8 CPUs"):
+        estimate(read_cluster(AWS), rounds, options)
+
+
 @pytest.mark.parametrize("name", ["ray_cluster.yaml", "ray_cluster.gcp.yaml", "ray_cluster.local.yaml"])
 def test_every_cluster_file_of_ours_has_an_estimate(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [*GRID, "--data", "shapes", "--device", "cpu", "--dry-run", "--cluster", str(ROOT / name)]
@@ -81,7 +90,7 @@ def test_another_region_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (("c7i.2xlarge", "x9z.mega"), "no price is known of x9z.mega"),
         (("type: aws", "type: azure"), "prices are known of aws, gcp"),
         (("head_node_type: head\n", ""), "not a cluster file of Ray's (no 'head_node_type')"),
-        (('resources: {"CPU": 8}', 'resources: {"CPU": 4}'), "no worker type has what a trial asks for (8 CPUs"),
+        (('resources: {"CPU": 8}', 'resources: {"CPU": 4}'), "no worker type has what a trial asks for (1 × 8 CPUs"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_one_line(tmp_path: Path, change: tuple[str, str], words: str) -> None:

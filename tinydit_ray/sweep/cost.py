@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
+from tinydit_ray.config import CellConfig
 from tinydit_ray.sweep import prices
 from tinydit_ray.sweep.errors import UsageError
 from tinydit_ray.sweep.options import SweepOptions
@@ -107,7 +108,7 @@ class Estimate:
     """``hours`` from the start of the head to the last result; ``busy_s`` of all trials together."""
 
     node: Node
-    nodes: int
+    nodes: float
     hours: float
     busy_s: float
     workers_usd: float
@@ -116,17 +117,18 @@ class Estimate:
 
 def estimate(cluster: Cluster, rounds: Sequence[Round], options: SweepOptions) -> Estimate:
     """Raises UsageError where no node type of the file could run a trial."""
-    cell = rounds[0].cell.config
-    asked = {item.cell.config.cpus_per_worker for item in rounds}
-    fits = [node for node in cluster.workers if node.count and bool(node.gpus) == (cell.device == "cuda")]
-    fits = [node for node in fits if cluster.provider == "local" or node.cpus >= max(asked)]
+    configs = [item.cell.config for item in rounds]
+    cuda, local = configs[0].device == "cuda", cluster.provider == "local"
+    fits = [node for node in cluster.workers if local or bool(node.gpus) == cuda]
+    fits = [node for node in fits if max(nodes_of(config, node) for config in configs) <= node.count]
     if not fits:
         raise UsageError(f"--cluster {cluster.path}: no worker type has what a trial asks for ({_asked(rounds)})")
     node = fits[0]
-    seconds = sorted((round_estimate_s(item, options) for item in rounds), reverse=True)
-    nodes = min(node.count, len(seconds))
-    busy = sum(seconds)
-    last = max(busy / nodes, seconds[0])  # one trial at a time on a node
+    seconds = [round_estimate_s(item, options) for item in rounds]
+    spans = [nodes_of(config, node) for config in configs]
+    nodes = min(node.count, sum(spans))
+    busy = sum(s * span for s, span in zip(seconds, spans, strict=True))
+    last = max(busy / nodes, *seconds)  # one trial at a time on a node
     starting = 0.0 if cluster.provider == "local" else HEAD_START_S + START_S
     hours = (starting + last) / 3600
     if cluster.head is None:
@@ -136,10 +138,20 @@ def estimate(cluster: Cluster, rounds: Sequence[Round], options: SweepOptions) -
     return Estimate(node, nodes, hours, busy, billed * node.per_hour(cluster.provider), head)
 
 
+def nodes_of(config: CellConfig, node: Node) -> float:
+    """How many nodes of this type a trial's workers fill; infinity where not even one worker fits."""
+    shares = [node.cpus // config.cpus_per_worker] if node.cpus else []
+    if config.gpus_per_worker:
+        shares.append(node.gpus // config.gpus_per_worker)
+    fit = min(shares, default=config.workers)  # machines of your own: nobody knows
+    return math.ceil(config.workers / fit) if fit else math.inf
+
+
 def _asked(rounds: Sequence[Round]) -> str:
     cell = rounds[0].cell.config
     cpus = max(item.cell.config.cpus_per_worker for item in rounds)
-    return f"{cpus} CPUs, {cell.gpus_per_worker} GPUs, device {cell.device}"
+    workers = max(item.cell.config.workers for item in rounds)
+    return f"{workers} × {cpus} CPUs, {cell.gpus_per_worker} GPUs, device {cell.device}"
 
 
 def print_cost(console: Console, cluster: Cluster, rounds: Sequence[Round], options: SweepOptions) -> None:
@@ -147,7 +159,7 @@ def print_cost(console: Console, cluster: Cluster, rounds: Sequence[Round], opti
     kind = f"{'spot ' if found.node.spot else ''}{found.node.instance}"
     cells = len({item.cell.cell_id for item in rounds})
     lines = [
-        f"on {cluster.path.name}: {cells:,} cells in {len(rounds):,} trials on {found.nodes} × {kind}:"
+        f"on {cluster.path.name}: {cells:,} cells in {len(rounds):,} trials on {found.nodes:g} × {kind}:"
         f" about {_hours(found.hours)}, {found.busy_s / 3600:.1f} node-hours of trials"
     ]
     if cluster.head is not None:
@@ -162,7 +174,7 @@ def print_cost(console: Console, cluster: Cluster, rounds: Sequence[Round], opti
 def assumptions(cluster: Cluster, found: Estimate) -> list[str]:
     """What the numbers rest on, in words."""
     lines = [
-        f"one trial at a time on a node, {found.nodes} of at most {found.node.count} nodes all the time",
+        f"one trial at a time on a node, {found.nodes:g} of at most {found.node.count} nodes all the time",
         "seconds of a trial as estimated for two CPU cores: an upper bound on larger ones, and a guess where nothing"
         " was timed yet",
     ]
