@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from tinydit_ray.bench.tradeoff import SAME, pareto_front
 from tinydit_ray.cell import CellTask
@@ -29,7 +29,7 @@ from tinydit_ray.sweep.prepare import prepare
 from tinydit_ray.sweep.results import pool
 from tinydit_ray.sweep.screen import minutes
 from tinydit_ray.sweep.seeds import is_seed_row, seed_rounds
-from tinydit_ray.sweep.table import number, print_table
+from tinydit_ray.sweep.table import Column, number, print_columns, print_table, setup_column
 
 TRIALS = 20
 MOST_REPEATS = 50  # proposals in a row of what is known already, after which the search has nothing new
@@ -179,20 +179,24 @@ def front_of(rows: Sequence[Row]) -> list[str]:
 
 def print_front(console: Console, rows: Sequence[Row]) -> None:
     found, by_id = objectives(rows), {row["cell_id"]: row for row in rows}
-    table = Table(title="front: no other cell that was run is both faster and better", title_justify="left")
-    table.add_column("setup")
-    for name in ("ms/step", "velocity MSE", "speed-up", "95 % interval"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for key in front_of(rows):
-        row, low, high = by_id[key], by_id[key]["speedup_pooled_ci_low"], by_id[key]["speedup_pooled_ci_high"]
-        table.add_row(
-            row["cell_name"], number(found[key]["ms_per_step"], ".1f"), number(found[key]["velocity_mse"], ".4f"),
-            number(row["speedup_pooled"], ".3f"), "–" if low is None else f"{low:.3f} – {high:.3f}",
-        )  # fmt: skip
-    if table.row_count:
-        console.print(table)
-    else:
+    keys = front_of(rows)
+    if not keys:
         console.print("no cell has both a step time and a velocity MSE, so there is no front")
+        return
+    front = [by_id[key] for key in keys]
+    columns = [
+        setup_column(front),
+        Column("ms/step", [number(found[key]["ms_per_step"], ".1f") for key in keys]),
+        Column("velocity MSE", [number(found[key]["velocity_mse"], ".4f") for key in keys]),
+        Column("speed-up", [number(row["speedup_pooled"], ".3f") for row in front]),
+        Column("95 % interval", [Text(_interval(row)) for row in front], rank=1),
+    ]
+    print_columns(console, "front: no other cell that was run is both faster and better", columns)
+
+
+def _interval(row: Row) -> str:
+    low, high = row["speedup_pooled_ci_low"], row["speedup_pooled_ci_high"]
+    return "–" if low is None else f"{low:.3f} – {high:.3f}"
 
 
 def finish_search(sweep: Sweep, console: Console) -> None:

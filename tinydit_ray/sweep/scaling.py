@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from tinydit_ray.bench.machine import granted_cpus
 from tinydit_ray.bench.stats import Estimate, t_quantile
@@ -19,7 +19,7 @@ from tinydit_ray.record import last_attempts, undisturbed
 from tinydit_ray.sweep.driver import Sweep
 from tinydit_ray.sweep.errors import UsageError
 from tinydit_ray.sweep.options import SweepOptions, options_from
-from tinydit_ray.sweep.table import number, print_table
+from tinydit_ray.sweep.table import Column, number, print_columns, print_table
 from tinydit_ray.sweep.workers import baselines
 
 KINDS = ("strong", "weak")
@@ -95,35 +95,45 @@ def print_scaling(console: Console, rows: Sequence[dict[str, Any]]) -> None:
         console.print("no scaling can be told: no cell of several workers and its baseline are both ok")
         return
     found = efficiencies(rows)
-    table = Table(
-        title="scaling: images/s over those of as many workers, each as fast as one alone", title_justify="left"
-    )
-    table.add_column("setup", no_wrap=True)
-    for name in ("scaling", "workers", "batch", "ms/step, slowest rank", "images/s", "efficiency", "95 % interval"):
-        table.add_column(name, justify="left" if name == "scaling" else "right", no_wrap=True)
+    shown: list[tuple[Row, str, Pooled | None]] = []
     for kind in KINDS:
-        shown: set[str] = set()
-        for cell, base, of_kind in sorted(pairs, key=lambda pair: (pair[1]["cell_name"], pair[0]["config.workers"])):
-            if of_kind != kind:
-                continue
-            if base["cell_id"] not in shown:
-                table.add_row(*_cells_of(base, kind, None))
-                shown.add(base["cell_id"])
-            table.add_row(*_cells_of(cell, kind, found[cell["cell_id"], kind]))
-    console.print(table)
-    console.print(_footnote(rows), highlight=False)
+        for cell, base in sorted(_pairs_of(pairs, kind), key=lambda pair: (_name(pair[1]), pair[0]["config.workers"])):
+            if (base, kind, None) not in shown:
+                shown.append((base, kind, None))
+            shown.append((cell, kind, found[cell["cell_id"], kind]))
+    title = "scaling: images/s over those of as many workers, each as fast as one alone"
+    print_columns(console, title, _columns(shown))
+    console.print(_footnote(rows), highlight=False, soft_wrap=True)
 
 
-def _cells_of(row: Row, kind: str, found: Pooled | None) -> list[Any]:
-    interval = "–"
-    if found is not None and not math.isnan(found.ci_low):
-        interval = f"{found.ci_low:.3f} – {found.ci_high:.3f}"
-    ms, batch = row["ms_per_step_pooled"], row["config.batch_size"]
+def _pairs_of(pairs: Sequence[tuple[Row, Row, str]], kind: str) -> list[tuple[Row, Row]]:
+    return [(cell, base) for cell, base, of_kind in pairs if of_kind == kind]
+
+
+def _name(row: Row) -> str:
+    return str(row["cell_name"])
+
+
+def _columns(shown: Sequence[tuple[Row, str, Pooled | None]]) -> list[Column]:
+    rows = [row for row, _, _ in shown]
+    times = [row["ms_per_step_pooled"] for row in rows]
+    batches = [row["config.batch_size"] for row in rows]
     return [
-        row["cell_name"], kind, str(row["config.workers"]), str(batch), number(ms, ".1f"),
-        number(1e3 * batch / ms, ".0f"), number(1.0 if found is None else found.value, ".3f"),
-        "baseline" if found is None else interval,
-    ]  # fmt: skip
+        Column("setup", [Text(_name(row)) for row in rows], right=False, wraps=True),
+        Column("scaling", [Text(kind) for _, kind, _ in shown], right=False),
+        Column("workers", [Text(str(row["config.workers"])) for row in rows]),
+        Column("batch", [Text(str(batch)) for batch in batches], rank=1),
+        Column("ms/step, slowest rank", [number(ms, ".1f") for ms in times], rank=2),
+        Column("images/s", [number(1e3 * batch / ms, ".0f") for batch, ms in zip(batches, times, strict=True)]),
+        Column("efficiency", [number(1.0 if found is None else found.value, ".3f") for _, _, found in shown]),
+        Column("95 % interval", [Text(_interval(found)) for _, _, found in shown]),
+    ]
+
+
+def _interval(found: Pooled | None) -> str:
+    if found is None:
+        return "baseline"
+    return "–" if math.isnan(found.ci_low) else f"{found.ci_low:.3f} – {found.ci_high:.3f}"
 
 
 def _footnote(rows: Sequence[Row]) -> str:
