@@ -129,7 +129,7 @@ def read_content(path: Path) -> dict[str, Any]:
     """``sweep.json`` of a folder. Raises UsageError."""
     try:
         content = json.loads((path / "sweep.json").read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path / 'sweep.json'}: cannot be read ({error})") from None
     if not isinstance(content, dict):
         raise UsageError(f"{path / 'sweep.json'}: holds no map")
@@ -138,8 +138,10 @@ def read_content(path: Path) -> dict[str, Any]:
 
 def _results(path: Path) -> list[Row]:
     try:
-        return pq.read_table(path).to_pylist() if path.exists() else []
-    except (OSError, pa.ArrowInvalid):
+        table = pq.read_table(path, page_checksum_verification=True) if path.exists() else pa.table({})
+        known = set(table.column_names) <= RESULT_COLUMNS.keys()  # no checksum is over the names
+        return table.to_pylist() if known else []
+    except (OSError, pa.ArrowException, ValueError):
         return []  # the records are the truth
 
 

@@ -94,7 +94,7 @@ def _progress(sweep: SweepData) -> Progress | None:
     if sweep.folder is None:
         return Progress.from_json(sweep.tags.get("progress", ""))
     try:
-        return Progress.from_json((sweep.folder / PROGRESS_FILE).read_text("utf-8"))
+        return Progress.from_json((sweep.folder / PROGRESS_FILE).read_text("utf-8", errors="replace"))
     except OSError:
         return None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import runpy
 import subprocess
@@ -14,6 +13,8 @@ from typing import Any
 from unittest.mock import patch
 
 import pandas as pd
+
+from tinydit_ray.record import read_records
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = ["--set", "model=32/1/2", "--set", "batch_size=16"]
@@ -58,7 +59,7 @@ def run_here(script: Path, *arguments: str, cwd: Path) -> subprocess.CompletedPr
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+    return read_records(folder / "records.jsonl")
 
 
 def results(folder: Path) -> pd.DataFrame:

@@ -40,9 +40,7 @@ def test_the_bar_promises_no_more_than_the_budget_leaves(clock: Clock) -> None:
     screen = Screen(Console(file=io.StringIO()), items, pace)
     assert screen.time_left_s() == pytest.approx(300.0)  # six rounds would take 600
     clock.now += 250.0
-    screen.waiting = items[2:]
-    assert screen.time_left_s() == pytest.approx(50.0)
-    screen.waiting = items
+    assert Screen(Console(file=io.StringIO()), items[2:], pace).time_left_s() == pytest.approx(50.0)
     assert screen.time_left_s() == pytest.approx(200.0)  # first rounds are run, late or not
     assert Screen(Console(file=io.StringIO()), items, Pace(lambda _: 100.0)).time_left_s() == pytest.approx(600.0)
 

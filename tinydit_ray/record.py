@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 from tinydit_ray.config import AXES
 
 SCHEMA_VERSION = 1
+SEAL = "crc32"  # the last key of each line of records.jsonl: a checksum, no column
 
 STATUSES = ("ok", "oom", "timeout", "unsupported", "diverged", "failed", "skipped")
 DISTURBED = frozenset({"foreign-load", "foreign-gpu"})  # flags
@@ -101,6 +104,11 @@ POOLED = {
     **_columns(str, "verdict quality_verdict"),
 }
 
+ABOVE_ZERO = frozenset(
+    _columns(float, "ms_per_step control_ms_per_step sample_ms_per_image control_sample_ms_per_image")
+    | _columns(float, "speedup_vs_control speedup_ci_low speedup_ci_high config.batch_size config.workers")
+)
+
 # What a round measures itself; results.parquet adds POOLED.
 COLUMNS: dict[str, type] = IDENTITY | ASKED | EFFECTIVE | SPEED | MEMORY | QUALITY | COST
 
@@ -132,31 +140,81 @@ def _typed(kind: type, value: Any) -> Any:
 def append_record(path: Path, record: Mapping[str, Any]) -> None:
     """Append one row and flush it to the disk before returning.
 
-    A line torn by a kill is closed first, so that the new row is never glued to it.
+    A line ends in its own checksum (``"crc32"``, of the bytes before it), so that a damaged digit is noticed. A line
+    torn by a kill is closed first, so that the new row is never glued to it; one that a full disk would tear is
+    taken back.
     """
-    line = json.dumps(dict(record), ensure_ascii=False, allow_nan=False).encode() + b"\n"
-    with open(path, "ab+") as file:
-        if file.seek(0, os.SEEK_END):
+    line = _sealed(json.dumps(dict(record), ensure_ascii=False, allow_nan=False).encode())
+    with open(path, "ab+", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        if end:
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
                 line = b"\n" + line
-        file.write(line)
-        file.flush()
-        os.fsync(file.fileno())
+        try:
+            written = file.write(line)
+            while written < len(line):  # the disk took a part: the next call says why
+                written += file.write(line[written:])
+            os.fsync(file.fileno())
+        except OSError as error:
+            file.truncate(end)
+            raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def _sealed(row: bytes) -> bytes:
+    """A line of the file: the JSON object with its checksum as the last key."""
+    return row[:-1] + b', "%s": "%08x"}\n' % (SEAL.encode(), zlib.crc32(row))
 
 
 def read_records(path: Path) -> list[Record]:
-    """All whole rows, in order. A torn line (the process died while writing) is left out; older rows get
-    the columns they lack as None."""
-    rows = []
-    for line in path.read_bytes().splitlines() if path.exists() else []:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
+    """All whole rows, in order. A torn line (the process died while writing) and a damaged one are left out; older
+    rows get the columns they lack as None."""
+    return [row for row in map(_row, _lines(path)) if row is not None]
+
+
+def damaged_lines(path: Path) -> int:
+    """How many lines of the file are no rows: torn by a kill, or damaged."""
+    return sum(_row(line) is None for line in _lines(path))
+
+
+def _lines(path: Path) -> list[bytes]:
+    return [line for line in path.read_bytes().splitlines() if line.strip()] if path.exists() else []
+
+
+def _row(line: bytes) -> Record | None:
+    """The row of a line; None where it is none, or not as it was written."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict) or "cell_id" not in row:
+        return None
+    last = next(reversed(row))  # lines of older folders have no seal; one whose name is damaged is one all the same
+    sealed = last not in COLUMNS and re.fullmatch(r"[0-9a-f]{8}", str(row[last]))
+    row.pop(SEAL, None)
+    if (sealed or last == SEAL) and line != _sealed(line[: line.rfind(b', "%s"' % SEAL.encode())] + b"}").rstrip(b"\n"):
+        return None
+    return as_record(row)
+
+
+def as_record(row: Mapping[str, Any]) -> Record | None:
+    """A row that was read from a file, with every column; None where a value is not of its column's type, or cannot
+    have been measured."""
+    record = {**dict.fromkeys(COLUMNS), **row}
+    for name, kind in COLUMNS.items():
+        value = record[name]
+        if value is None or (kind is str and isinstance(value, str)):
             continue
-        if isinstance(row, dict) and "cell_id" in row:
-            rows.append({**dict.fromkeys(COLUMNS), **row})
-    return rows
+        if kind is str or not _is_number(kind, value) or (name in ABOVE_ZERO and value <= 0):
+            return None
+        record[name] = kind(value)
+    return record if isinstance(record["cell_id"], str) and isinstance(record["status"], str) else None
+
+
+def _is_number(kind: type, value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return False
+    return kind is float or (value == int(value) and abs(value) < 2**63)
 
 
 def last_attempts(records: Iterable[Record]) -> list[Record]:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 MB = 1e6
+MEMORY_SHARE = 0.9  # of what is free, for all trials together
 
 
 def peak_rss_mb() -> float | None:
@@ -40,6 +41,12 @@ def available_mb() -> float | None:
     except OSError:
         return None
     return int(match[1]) * 1024 / MB if match else None
+
+
+def share_mb(trials: int) -> float:
+    """What each of so many trials may take of the memory that is free now, in MB; 0 where nobody knows."""
+    free = available_mb()
+    return MEMORY_SHARE * free / trials if free else 0.0
 
 
 def limit_memory(limit_mb: float) -> None:

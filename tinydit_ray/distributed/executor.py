@@ -11,13 +11,17 @@ import contextlib
 import logging
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
-from typing import Any
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from tinydit_ray.config import CellConfig
 from tinydit_ray.distributed.resources import DRIVER_RESOURCE
-from tinydit_ray.sweep.errors import UsageError
+from tinydit_ray.sweep.errors import ExecutorLost, UsageError
 from tinydit_ray.sweep.queue import EarlyStop, Queue
+
+if TYPE_CHECKING:
+    from tinydit_ray.distributed.search import RoundSearcher
 
 ENVIRONMENT = {
     "RAY_worker_niceness": "0",  # workers run at nice 15 otherwise, and a timing would be of that
@@ -41,6 +45,8 @@ class RayExecutor:
     the cluster can never give a trial what it asks for: such a trial would wait for ever.
     """
 
+    reuse_actors = False  # a fresh process per trial
+
     def __init__(
         self, *, cells: Sequence[CellConfig], address: str | None = None, concurrent: int = 1,
         documented: bool = False, early_stop: EarlyStop | None = None,
@@ -61,43 +67,50 @@ class RayExecutor:
     def _check(self, cpus: int, gpus: int) -> None:
         import ray
 
-        have = ray.cluster_resources()
+        have, later = ray.cluster_resources(), most_resources()
         for name, asked in (("CPU", cpus), ("GPU", gpus), (DRIVER_RESOURCE, int(self.driven))):
-            if asked > have.get(name, 0):
+            if asked > max(have.get(name, 0), later.get(name, 0)):
                 self.close()
-                raise UsageError(f"a trial asks for {asked} {name}, the cluster has {have.get(name, 0):g} in all")
+                in_all = f"{have.get(name, 0):g} in all" + (f", at most {later[name]:g}" if name in later else "")
+                raise UsageError(f"a trial asks for {asked} {name}, the cluster has {in_all}")
+
+    def trainable(self) -> Callable[[dict[str, Any]], None]:
+        """What a trial runs."""
+        from tinydit_ray.distributed.trial import tune_trial, tune_trial_documented
+
+        return tune_trial_documented if self.documented else tune_trial
 
     def run(self, queue: Queue) -> None:
         from ray import tune
 
         from tinydit_ray.distributed.search import RecordCallback, RoundSearcher, cell_resources, driver_resources
         from tinydit_ray.distributed.stopping import asha
-        from tinydit_ray.distributed.trial import tune_trial, tune_trial_documented
+        from tinydit_ray.distributed.watch import RayWatch
 
-        searcher = RoundSearcher(queue, self.early_stop)
-        trainable = tune_trial_documented if self.documented else tune_trial
+        watch, searcher = RayWatch(queue.lost), RoundSearcher(queue, self.early_stop)
         resources = driver_resources if self.documented else cell_resources
         with _environment(ENVIRONMENT), tempfile.TemporaryDirectory(prefix="tinydit-tune-") as storage:
             tuner = tune.Tuner(
-                tune.with_resources(trainable, resources),
+                tune.with_resources(self.trainable(), resources),
                 tune_config=tune.TuneConfig(
                     search_alg=searcher,
                     scheduler=asha(self.early_stop) if self.early_stop else None,
                     num_samples=-1,
                     max_concurrent_trials=self.concurrent,
-                    reuse_actors=False,
+                    reuse_actors=self.reuse_actors,
                     trial_dirname_creator=lambda trial: trial.trial_id,
                 ),
                 run_config=tune.RunConfig(
                     name="sweep",
                     storage_path=storage,
                     verbose=0,
-                    callbacks=[RecordCallback(searcher)],
+                    callbacks=[RecordCallback(searcher, watch.check)],
                     failure_config=tune.FailureConfig(max_failures=0),
                     checkpoint_config=tune.CheckpointConfig(),
                 ),
             )
-            tuner.fit()
+            with watch:
+                _fit(tuner, searcher)
 
     def close(self) -> None:
         """Shut down the Ray that this executor started; a cluster it joined stays."""
@@ -107,13 +120,46 @@ class RayExecutor:
             ray.shutdown()
 
 
+def most_resources() -> dict[str, int]:
+    """What a cluster that autoscales may grow to; empty for one that does not. Ray has no public call for it."""
+    from ray._private.state import state
+
+    return state.get_max_resources_from_cluster_config() or {}
+
+
+def _fit(tuner: Any, searcher: RoundSearcher) -> None:
+    """Run all trials. What the queue raised inside Tune comes out as it was; Tune itself would raise the text of its
+    traceback, or go on. Raises ExecutorLost where Ray is gone."""
+    try:
+        tuner.fit()
+    except ExecutorLost:
+        raise
+    except Exception as error:
+        if searcher.failure is None:
+            traceback.print_exc()  # into the driver's log
+            raise ExecutorLost(f"Ray has ended the sweep ({first_line(error)})") from None
+    if searcher.failure is not None:
+        raise searcher.failure
+
+
+def first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
 def _start(address: str | None, cpus: int | None) -> None:
     import ray
 
     how: dict[str, Any] = (
         {"address": address}
         if address
-        else {"num_cpus": cpus, "include_dashboard": False, "resources": {DRIVER_RESOURCE: 1000}}
+        # "local": without it Ray looks for one that somebody else runs on this machine
+        else {
+            "address": "local",
+            "num_cpus": cpus,
+            "include_dashboard": False,
+            "resources": {DRIVER_RESOURCE: 1000},
+        }
     )
     try:
         ray.init(

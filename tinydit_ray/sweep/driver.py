@@ -11,14 +11,14 @@ from typing import Any
 
 from rich.console import Console
 
-from tinydit_ray.bench.memory import available_mb
+from tinydit_ray.bench.memory import share_mb
 from tinydit_ray.bench.system import SystemMetrics
 from tinydit_ray.cell import CellTask, blank_record
-from tinydit_ray.record import BAD_STATUSES, Record, add_flags
+from tinydit_ray.record import Record, add_flags
 from tinydit_ray.sweep.connect import make_executor, open_tracker
 from tinydit_ray.sweep.cost import print_cost, read_cluster
-from tinydit_ray.sweep.ending import conclude
-from tinydit_ray.sweep.errors import BAD_CELL, INTERRUPTED, OK, SweepBroken, UsageError
+from tinydit_ray.sweep.ending import conclude, exit_status, leave
+from tinydit_ray.sweep.errors import INTERRUPTED, OK, ExecutorLost, SweepBroken, UsageError
 from tinydit_ray.sweep.floor import load_floor
 from tinydit_ray.sweep.folder import SweepFolder, default_name
 from tinydit_ray.sweep.interrupt import Interrupts
@@ -34,8 +34,6 @@ from tinydit_ray.sweep.screen import Screen, print_plan
 from tinydit_ray.sweep.seeds import after_first, seed_rounds
 from tinydit_ray.sweep.table import print_table
 from tinydit_ray.tracking import NullTracker, Tracker, summary_files
-
-MEMORY_SHARE = 0.9  # of what is free when the sweep starts, for its trials together
 
 
 class Sweep:
@@ -56,7 +54,7 @@ class Sweep:
         self.system: SystemMetrics | None = None
         self.interrupts = Interrupts()
         self.flags: list[str] = []  # of every row of this session
-        self.memory_limit_mb = _memory_limit_mb(options)
+        self.memory_limit_mb = 1e3 * (options.memory_limit_gb or 0.0) or share_mb(options.concurrent)
         self.pace = Pace(lambda item: round_estimate_s(item, options), options.budget_s)
         self.handed_out: dict[str, float] = {}
         self._results_due = 0.0
@@ -85,9 +83,10 @@ class Sweep:
                 continue
             self.running[task.folder] = item
             self.handed_out[task.folder] = time.monotonic()
-            if self.screen:
-                self.screen.started(item, Path(task.folder))
-                self.tell()
+            with self.writing():
+                if self.screen:
+                    self.screen.started(item, Path(task.folder))
+                    self.tell()
             return task
         return None
 
@@ -167,6 +166,10 @@ class Sweep:
             self.screen.finished(item, record)
             self.tell()
 
+    def lost(self, why: str) -> None:
+        """Ray is gone, and its library does not return: end here, in the thread that noticed."""
+        leave(self, self.broken(ExecutorLost(why)))
+
     def tell(self, *, ended: bool = False) -> None:
         """Where the sweep stands, for ``analysis/watch.py``; between rounds, so that it disturbs no window."""
         if self.screen:
@@ -182,10 +185,14 @@ class Sweep:
             try:
                 yield
             except OSError as error:
-                raise SweepBroken(
-                    f"{error.filename or self.folder.path}: cannot be written ({error.strerror or error});"
-                    f" what is recorded stays, go on with --resume {self.folder.path.name}"
-                ) from None
+                raise self.broken(error) from None
+
+    def broken(self, error: OSError | ExecutorLost) -> SweepBroken:
+        """What ends the sweep where a file cannot be written, or nobody is left to run trials."""
+        what = str(error)
+        if isinstance(error, OSError):
+            what = f"{error.filename or self.folder.path}: cannot be written ({error.strerror or error})"
+        return SweepBroken(f"{what}; what is recorded stays, go on with --resume {self.folder.path.name}")
 
     def _write_results_when_due(self) -> None:
         """The parquet file follows the records, at a tenth of the time at most: it grows with the sweep."""
@@ -210,13 +217,6 @@ class Sweep:
 
 
 Finish = Callable[[Sweep, Console], None]  # what a script prints beyond the table
-
-
-def _memory_limit_mb(options: SweepOptions) -> float:
-    if options.memory_limit_gb:
-        return options.memory_limit_gb * 1e3
-    free = available_mb()
-    return MEMORY_SHARE * free / options.concurrent if free else 0.0
 
 
 def run_sweep(
@@ -279,6 +279,8 @@ def _run(sweep: Sweep, console: Console, finish: Finish | None) -> int:
             interrupted = True
         except SweepBroken as error:
             broken = error
+        except (OSError, ExecutorLost) as error:
+            broken = sweep.broken(error)
         except BaseException:
             sweep.tracker.finish(status="FAILED", summary=summary_files(folder.path), pooled=None)
             raise
@@ -290,9 +292,3 @@ def _run(sweep: Sweep, console: Console, finish: Finish | None) -> int:
     if broken:
         raise broken
     return INTERRUPTED if interrupted else exit_status(rows, sweep)
-
-
-def exit_status(rows: list[dict[str, Any]], sweep: Sweep) -> int:
-    """Of what the grid has now: what was removed from it is history."""
-    here = {cell.cell_id for cell in sweep.cells} | {row["cell_id"] for row in sweep.new}
-    return BAD_CELL if any(row["status"] in BAD_STATUSES for row in rows if row["cell_id"] in here) else OK

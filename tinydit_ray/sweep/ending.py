@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+import traceback
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 
@@ -10,6 +12,7 @@ from tinydit_ray.atomic import replace_text
 from tinydit_ray.record import BAD_STATUSES
 from tinydit_ray.sweep.attach import attach_report
 from tinydit_ray.sweep.best import print_best, write_best
+from tinydit_ray.sweep.errors import BAD_CELL, OK, SweepBroken
 from tinydit_ray.sweep.results import write_results
 from tinydit_ray.sweep.table import summary_text
 from tinydit_ray.tracking import round_name, summary_files
@@ -45,6 +48,18 @@ def conclude(sweep: Sweep, console: Console, finish: Finish | None, *, interrupt
     return rows
 
 
+def leave(sweep: Sweep, error: SweepBroken) -> NoReturn:
+    """End the process at once, from a thread that is not the main one: results, the sweep's run in MLflow, one line."""
+    try:
+        rows = sweep.rows()
+        write_results(sweep.folder.path / "results.parquet", rows)
+        sweep.tracker.finish(status="FAILED", summary=summary_files(sweep.folder.path), pooled=_pooled_frame(rows))
+    except Exception:
+        traceback.print_exc()  # into the driver's log
+    sweep.interrupts.say(f"\nerror: {error}\n")
+    os._exit(BAD_CELL)
+
+
 def _pooled_frame(rows: list[dict[str, Any]]) -> Any:
     import pandas as pd
 
@@ -68,3 +83,9 @@ def print_where(console: Console, sweep: Sweep) -> None:
         )  # fmt: skip
     for warning in sweep.tracker.warnings:
         console.print(f"[yellow]{warning}", highlight=False)
+
+
+def exit_status(rows: list[dict[str, Any]], sweep: Sweep) -> int:
+    """Of what the grid has now: what was removed from it is history."""
+    here = {cell.cell_id for cell in sweep.cells} | {row["cell_id"] for row in sweep.new}
+    return BAD_CELL if any(row["status"] in BAD_STATUSES for row in rows if row["cell_id"] in here) else OK

@@ -7,5 +7,9 @@ class UsageError(ValueError):
     """What a person asked for cannot be done; one line, exit status 2, before any trial."""
 
 
+class ExecutorLost(RuntimeError):
+    """What runs the trials is gone (Ray's own processes died); the message says what was seen."""
+
+
 class SweepBroken(RuntimeError):
     """A running sweep cannot go on (disk full, Ray gone). What is recorded stays; one line, exit status 3."""

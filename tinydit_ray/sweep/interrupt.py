@@ -61,6 +61,11 @@ class Interrupts:
             self._waiting = False
             raise KeyboardInterrupt
 
+    def say(self, text: str) -> None:
+        """To the terminal, whatever stderr is by now."""
+        if self._terminal >= 0:
+            os.write(self._terminal, text.encode())
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.asked:
             os._exit(INTERRUPTED)

@@ -143,6 +143,7 @@ def lost_record(task: CellTask, code: int | None, seconds: float, detail: str = 
         reason = f"the trial's process was killed by {signal.Signals(-code).name}{read_phase(folder)}"
     else:
         reason = detail or f"the trial's process ended with status {code} without a record"
+        reason += read_phase(folder)
     record = blank_record(task)
     update(record, {"status": status, "reason": reason})
     return record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -199,7 +200,7 @@ def _where_to_run(where: argparse._ArgumentGroup) -> None:
     where.add_argument(
         "--concurrent", type=count(1), default=1, metavar="N", help="trials at a time; above 1 rows are flagged so"
     )
-    where.add_argument("--address", help="an existing Ray cluster (default: start one here)")
+    where.add_argument("--address", help="an existing Ray cluster (default: $RAY_ADDRESS, else start one here)")
 
 
 def _what_comes_out(out: argparse._ArgumentGroup) -> None:
@@ -264,7 +265,7 @@ def options_from(args: argparse.Namespace, *, default_grid: str, command: list[s
         cell_timeout_s=args.cell_timeout_s or CELL_TIMEOUT_S,
         memory_limit_gb=args.memory_limit_gb, wait_quiet_s=args.wait_quiet_s,
         keep_larger=args.keep_larger, only=tuple(args.only), repeated=repeated, concurrent=args.concurrent,
-        address=args.address, tracking_uri=args.tracking_uri,
+        address=args.address or os.environ.get("RAY_ADDRESS") or None, tracking_uri=args.tracking_uri,
         experiment=args.experiment, out=args.out, name=args.resume or args.name, resume=bool(args.resume),
         ray=args.ray, dry_run=args.dry_run, cluster=args.cluster, report=args.report,
         system_metrics=args.system_metrics, command=command,

@@ -6,7 +6,6 @@ The driver, its executors, records and tables are those of every sweep; only the
 from __future__ import annotations
 
 import argparse
-import time
 from collections import deque
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -98,9 +97,8 @@ class SearchedSweep(Sweep):
 
     def _propose(self) -> bool:
         """Put the next new cell's rounds into the queue; False where the search is at its end."""
-        spent = time.monotonic() - self.started_at
         enough = min(self.options.trials, len(self.space))
-        if len(self.cells) >= enough or (self.options.budget_s and spent > self.options.budget_s):
+        if len(self.cells) >= enough or self.pace.budget_left_s() < 0:
             return False
         for _ in range(MOST_REPEATS):
             self._tell()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from tinydit_ray.atomic import replace_text
 from tinydit_ray.cell import CellTask
 from tinydit_ray.record import Record
 from tinydit_ray.sweep.driver import Sweep
+from tinydit_ray.sweep.errors import BAD_CELL
 from tinydit_ray.sweep.folder import SweepFolder, default_name
 from tinydit_ray.sweep.local import LocalExecutor
 from tinydit_ray.sweep.options import SweepOptions
@@ -69,6 +71,9 @@ class _Trials:
         phases = Path(task.folder, "phases.json")
         self.keep(record)
         self.trials.append(Trial(wall, record, json.loads(phases.read_text()) if phases.exists() else {}))
+
+    def lost(self, why: str) -> None:
+        os._exit(BAD_CELL)
 
 
 def run_overhead(options: SweepOptions, console: Console, trials: int) -> int:

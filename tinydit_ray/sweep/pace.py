@@ -18,7 +18,7 @@ class Pace:
     """
 
     def __init__(self, estimate: Callable[[Round], float], budget_s: float = 0.0) -> None:
-        self._estimate = estimate
+        self.estimate = estimate
         self._ends = time.monotonic() + budget_s if budget_s else math.inf
         self.spent_s = self.expected_s = 0.0
 
@@ -28,12 +28,16 @@ class Pace:
 
     def finished(self, item: Round, seconds: float) -> None:
         self.spent_s += seconds
-        self.expected_s += self._estimate(item)
+        self.expected_s += self.estimate(item)
+
+    @property
+    def scale(self) -> float:
+        """How much longer than estimated rounds take here."""
+        return self.spent_s / self.expected_s if self.expected_s else 1.0
 
     def expected(self, item: Round) -> float:
         """Seconds that a round will take."""
-        scale = self.spent_s / self.expected_s if self.expected_s else 1.0
-        return self._estimate(item) * scale
+        return self.estimate(item) * self.scale
 
     def window_s(self, planned_s: float, waiting: Iterable[Round], left_s: float) -> float | None:
         """Timed seconds of the next round, so that all of ``waiting`` (it among them) end within ``left_s``.

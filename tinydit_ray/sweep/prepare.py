@@ -25,6 +25,8 @@ def prepare(options: SweepOptions, console: Console) -> tuple[dict[str, Any], li
     if options.ray and find_spec("ray") is None:
         raise UsageError("Ray is not installed: pip install 'tinydit-ray[ray,mlflow]', or use --no-ray")
     device = resolve_device(options, console)
+    if options.gpus_per_worker and device == "cpu":
+        raise UsageError(f"--gpus-per-worker {options.gpus_per_worker}: cells on the CPU have none; give --device cuda")
     kind = node_kind(device)
     cpus = options.cpus_per_worker or default_cpus(options)
     elsewhere = bool(options.address or options.cluster)  # then this machine's CPUs say nothing

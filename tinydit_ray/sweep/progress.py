@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -47,8 +49,13 @@ class Progress:
         """None for what a driver did not write, or has not written whole."""
         try:
             found: dict[str, Any] = json.loads(text)
-            return cls(**{**found, "working": tuple(Working(**item) for item in found["working"])})
-        except (ValueError, TypeError, KeyError):
+            known = cls(**{**found, "working": tuple(Working(**item) for item in found["working"])})
+            numbers = [known.total, known.done, known.left_s, *(item.since_s for item in known.working)]
+            numbers += [item.round for item in known.working]
+            words = [word for item in known.working for word in (item.cell, item.folder)]
+            whole = all(map(_is_number, numbers)) and all(isinstance(word, str) for word in words)
+            return known if whole and known.age_s >= 0 else None
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return None
 
     @property
@@ -59,14 +66,18 @@ class Progress:
         replace_text(folder / PROGRESS_FILE, self.to_json())
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def count_words(statuses: Iterable[str]) -> str:
-    """``7 ok, 1 failed`` of the statuses of rounds."""
-    found = list(statuses)
-    return ", ".join(f"{found.count(word)} {word}" for word in STATUSES if word in found) or "no round has ended"
+    """``7 ok, 1 failed`` of the statuses of rounds, or of their counts."""
+    found = Counter(statuses)
+    return ", ".join(f"{found[word]} {word}" for word in STATUSES if found[word]) or "no round has ended"
 
 
 def best_words(rows: Iterable[Mapping[str, Any]]) -> str:

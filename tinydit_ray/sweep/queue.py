@@ -30,6 +30,10 @@ class Queue(Protocol):
         """A round ended. ``files`` are those of its folder where the trial ran on another machine."""
 
 
+    def lost(self, why: str) -> None:
+        """What runs the trials is gone and does not return: end the process here, in whatever thread this is."""
+
+
 class Executor(Protocol):
     name: str
 

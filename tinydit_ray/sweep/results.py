@@ -82,4 +82,4 @@ def _known(value: float) -> float | None:
 def write_results(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     table = pa.Table.from_pylist([dict(row) for row in rows], schema=SCHEMA)
     with replacing(path) as temporary:
-        pq.write_table(table, temporary)
+        pq.write_table(table, temporary, write_page_checksum=True)

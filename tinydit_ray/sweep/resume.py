@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from tinydit_ray.record import COLUMNS, Record
+from tinydit_ray.record import Record, as_record, damaged_lines
 from tinydit_ray.sweep.errors import UsageError
 from tinydit_ray.sweep.seeds import is_seed_row
 from tinydit_ray.tracking.split import record_key
@@ -69,6 +69,8 @@ def take_up(folder: SweepFolder, options: SweepOptions, content: dict[str, Any],
     before = folder.read_sweep()
     content["sweep_id"], content["created_at"] = before["sweep_id"], before["created_at"]
     records = folder.records()
+    if damaged := damaged_lines(folder.records_path):
+        console.print(f"{damaged} damaged lines of records.jsonl are left out; their rounds are run again")
     late = left_behind(folder.path, before["sweep_id"], records)
     flags = check_unchanged(folder.path.name, records + late, before, content, allow=options.allow_changed)
     for record in late:
@@ -138,7 +140,7 @@ def left_behind(folder: Path, sweep_id: str, records: Sequence[Record]) -> list[
             continue
         if not isinstance(row, dict) or row.get("sweep_id") != sweep_id or not row.get("status"):
             continue
-        row = {**dict.fromkeys(COLUMNS), **row}
-        if isinstance(row["cell_id"], str) and record_key(row) not in known:
-            found.append(row)
+        record = as_record(row)
+        if record is not None and record_key(record) not in known:
+            found.append(record)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -52,16 +53,29 @@ class Screen:
 
     def __init__(self, console: Console, rounds: Iterable[Round], pace: Pace) -> None:
         self.console, self.pace = console, pace
-        self.waiting = list(rounds)
-        self.total = len(self.waiting)
+        self.waiting: dict[tuple[str, int], Round] = {}  # and working; by cell and round, since there may be thousands
+        self.total = 0
+        self.expected_s = self.first_s = 0.0  # estimates of those that nobody works on yet; of first rounds alone
         self.working: dict[tuple[str, int], tuple[Round, Path, float]] = {}
-        self.statuses: list[str] = []
+        self.statuses: Counter[str] = Counter()
         self.best = ""
         self.progress = _Bars(
             TextColumn("{task.completed:.0f}/{task.total:.0f} rounds"), BarColumn(), TimeElapsedColumn(),
             _TimeLeft(), _InWork(), console=console, refresh_per_second=2,
             redirect_stdout=False, redirect_stderr=False,  # what Ray prints belongs in the log
         )  # fmt: skip
+        self._enter(rounds)
+
+    def _enter(self, rounds: Iterable[Round]) -> None:
+        for item in rounds:
+            self.waiting[_key(item)] = item
+            self._expect(item, 1)
+            self.total += 1
+
+    def _expect(self, item: Round, sign: int) -> None:
+        seconds = sign * self.pace.estimate(item)
+        self.expected_s += seconds
+        self.first_s += seconds if item.number == 1 else 0.0
 
     def __enter__(self) -> Screen:
         self.progress.start()
@@ -75,30 +89,28 @@ class Screen:
 
     def more(self, rounds: Sequence[Round]) -> None:
         """Rounds that were not known at the start."""
-        self.waiting += rounds
-        self.total += len(rounds)
+        self._enter(rounds)
         self.progress.update(self.bar, total=self.total)
 
     def started(self, item: Round, folder: Path) -> None:
-        self.working[item.cell.cell_id, item.number] = (item, folder, time.monotonic())
+        self._expect(item, -1)
+        self.working[_key(item)] = (item, folder, time.monotonic())
 
     def finished(self, item: Round, record: Record) -> None:
-        self.working.pop((item.cell.cell_id, item.number), None)
-        self.waiting = [other for other in self.waiting if other != item]
+        known = self.waiting.pop(_key(item), None)
+        if self.working.pop(_key(item), None) is None and known:  # it needed no trial
+            self._expect(item, -1)
         self.progress.update(self.bar, advance=1)
-        self.statuses.append(record["status"])
+        self.statuses[record["status"]] += 1
         self._show_words()
         self.console.print(round_line(item, record), highlight=False)
 
     def time_left_s(self) -> float:
         """Within a budget no more than it leaves, but for first rounds, which are run late or not."""
-        left = first = 0.0
-        for item in list(self.waiting):
-            expected = self.pace.expected(item)
-            work = self.working.get((item.cell.cell_id, item.number))
-            seconds = max(0.0, expected - (time.monotonic() - work[2])) if work else expected
-            left += seconds
-            first += seconds if item.number == 1 or work else 0.0
+        now_s = time.monotonic()
+        working = list(self.working.values())  # a copy: the bar asks from a thread of its own
+        in_work = sum(max(0.0, self.pace.expected(item) - (now_s - start)) for item, _, start in working)
+        left, first = (in_work + max(0.0, seconds) * self.pace.scale for seconds in (self.expected_s, self.first_s))
         return max(first, min(left, self.pace.budget_left_s()))
 
     def note(self, rows: Sequence[dict[str, Any]]) -> None:
@@ -137,6 +149,10 @@ class Screen:
         self.console.print()
         print_table(self.console, rows)
         print_footnotes(self.console, rows, records)
+
+
+def _key(item: Round) -> tuple[str, int]:
+    return item.cell.cell_id, item.number
 
 
 def phase_of(folder: Path) -> str:
