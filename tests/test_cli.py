@@ -34,6 +34,10 @@ MISTAKES = {
     "too many workers": (
         ["--set", "workers=16", "--cpus-per-worker", "2", *TINY], "workers 16 of 2 CPUs each: this machine has"
     ),
+    "a batch of more images than there are": (
+        ["--set", "batch_size=128,20000", "--data", "shapes", "--no-ray"],
+        "batch_size 20000: there are 10000 training images; possible: up to 10000",
+    ),
     "control": (["--control", "precision=fp31", *TINY], "precision"),
 }
 

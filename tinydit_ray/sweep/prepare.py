@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from importlib.util import find_spec
@@ -42,6 +43,7 @@ def prepare(options: SweepOptions, console: Console) -> tuple[dict[str, Any], li
     cells, _ = make_cells(options, device=device, cpus=cpus, node_kind=kind, data_digest="")
     check_workers(options, [cell.config for cell in cells])
     data = prepare_data(options, console)
+    check_batches(cells, data["images"])
     cells, duplicates = make_cells(options, device=device, cpus=cpus, node_kind=kind, data_digest=data["digest"])
     if cells[0].times == "sampler":
         console.print("this grid varies sampler: every cell is timed by its sampler, in ms per image")
@@ -65,6 +67,13 @@ def prepare(options: SweepOptions, console: Console) -> tuple[dict[str, Any], li
         },
     }  # fmt: skip
     return content, cells, duplicates
+
+
+def check_batches(cells: Sequence[Cell], images: int) -> None:
+    """Raises UsageError where a batch would hold more images than there are to train on."""
+    largest = max(cell.config.batch_size for cell in cells)
+    if largest > images:
+        raise UsageError(f"batch_size {largest}: there are {images} training images; possible: up to {images}")
 
 
 def check_storage(options: SweepOptions) -> None:
