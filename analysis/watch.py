@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from rich.text import Text
 
 from analysis.load import Row, SweepData, load
 from tinydit_ray.sweep.errors import INTERRUPTED, OK, USAGE, UsageError
-from tinydit_ray.sweep.progress import PROGRESS_FILE, Progress, best_words, count_words
+from tinydit_ray.sweep.progress import PROGRESS_FILE, Progress, Working, best_words, count_words
 from tinydit_ray.sweep.screen import minutes, phase_of
 
 BAR_WIDTH = 60
@@ -105,7 +105,7 @@ def shown(seen: Seen) -> Group:
     done = len(rows)
     total = max(seen.total, done)
     if progress:  # a session of a sweep that was gone on with knows what it still has to do
-        total = max(done, done + progress.total - progress.done)
+        total = max(done, done + progress.total - progress.done - len(_recorded(progress.working, rows)))
     lines = [Text(f"{seen.sweep.name}  ({seen.sweep.origin})", "bold")]
     lines.append(Text(f"{done}/{total} rounds · {count_words(str(row['status']) for row in rows)} · {_state(seen)}"))
     lines += [Text(f"in work: {words}") for words in in_work(seen)]
@@ -114,6 +114,12 @@ def shown(seen: Seen) -> Group:
     filled = round(BAR_WIDTH * share)
     bar = Text("━" * filled, "green") + Text("━" * (BAR_WIDTH - filled), "dim") + Text(f" {100 * share:.0f} %")
     return Group(lines[0], bar, *lines[1:])
+
+
+def _recorded(working: Iterable[Working], rows: Sequence[Row]) -> list[Working]:
+    """Those whose record is there already: it is written a moment before the driver says so."""
+    ends = tuple(f"{row['cell_id']}/r{row['round']}-a{row['attempt']}" for row in rows)
+    return [item for item in working if item.folder and item.folder.endswith(ends)]
 
 
 def _state(seen: Seen) -> str:
@@ -132,7 +138,8 @@ def in_work(seen: Seen) -> list[str]:
     if seen.progress is None or seen.ended:
         return []
     found = []
-    for item in seen.progress.working:
+    ended = _recorded(seen.progress.working, seen.rows)
+    for item in (item for item in seen.progress.working if item not in ended):
         words = [item.cell, f"round {item.round}"]
         if seen.sweep.folder and item.folder:
             words.append(phase_of(seen.sweep.folder / item.folder))

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from analysis_help import make_grid_sweep, product, script
+from analysis_help import make_grid_sweep, product, script_here
 from rich.console import Console
 from sweep_help import ONE_CPU, TINY, sweep
 
@@ -55,7 +55,19 @@ def test_a_running_sweep_from_its_folder(running):
     assert "it may have been killed" in words(look(str(folder), None))
     dataclasses.replace(progress, ended=True).write(folder)
     assert "ended" in words(look(str(folder), None))
-    assert script("watch.py", str(folder), cwd=folder).returncode == 0  # it has ended: nothing to wait for
+    assert script_here("watch.py", str(folder), cwd=folder).returncode == 0  # it has ended: nothing to wait for
+
+
+def test_a_round_that_ended_a_moment_ago_is_not_counted_twice(running):
+    """The record is there, and the driver has not yet said so."""
+    folder, progress = running
+    row = read_records(folder / "records.jsonl")[-1]
+    place = f"cells/x-{row['cell_id']}/r{row['round']}-a{row['attempt']}"
+    late = Working(cell=row["cell_name"], round=row["round"], since_s=10.0, folder=place)
+    dataclasses.replace(progress, done=4, working=[late]).write(folder)
+    text = words(look(str(folder), None))
+    assert "5/8 rounds" in text
+    assert "in work" not in text
 
 
 @pytest.mark.mlflow
