@@ -4,18 +4,20 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
+FAST := not ray and not mlflow and not browser and not slow
 
 .PHONY: sweep test test-fast lint ui clean
 
 sweep: $(VENV)/.installed
 	$(BIN)/python sweeps/speed_grid.py $(ARGS)
 
-test: $(VENV)/.installed
-	$(BIN)/python -m pytest -q $(ARGS)
+# the slow ones start clusters, servers and browsers that use every CPU: one after the other
+test: test-fast
+	$(BIN)/python -m pytest -q -m "not ($(FAST))" $(ARGS)
 
-# seconds, without Ray, MLflow and compilers
+# a minute, without Ray, MLflow and compilers
 test-fast: $(VENV)/.installed
-	$(BIN)/python -m pytest -q -m "not ray and not mlflow and not browser and not slow" $(ARGS)
+	$(BIN)/python -m pytest -q -n auto --dist loadfile -m "$(FAST)" $(ARGS)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,12 @@ def pytest_collection_finish() -> None:
     """What is imported by now stays: the collections in every timed window need not look through it again."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_configure() -> None:
+    """Processes of `pytest -n` share the CPUs: with a thread for each CPU in every one all wait for each other."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])))
 
 
 @pytest.fixture(scope="module")

@@ -61,6 +61,7 @@ def test_the_interval_of_a_change_holds_the_truth(made):
             assert pair.change.se_log == pytest.approx(together)
 
 
+@pytest.mark.slow
 def test_the_command_exits_1_for_a_slowdown_and_names_it(made):
     done = script("compare.py", "yesterday", "today", "--fail-slower", "0.05", cwd=made)
     assert done.returncode == 1

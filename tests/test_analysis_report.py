@@ -33,6 +33,7 @@ def made(tmp_path_factory):
     return rows, (top / "page.html").read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_every_cell_is_in_the_table_and_the_fastest_is_advised(made):
     rows, text = made
     for row in rows:
@@ -42,6 +43,7 @@ def test_every_cell_is_in_the_table_and_the_fastest_is_advised(made):
     assert f"{best['speedup_pooled_ci_low']:.2f} to {best['speedup_pooled_ci_high']:.2f}" in text
 
 
+@pytest.mark.slow
 def test_the_lower_roof_is_named(made):
     _, text = made
     words = "the step, unfused, needs 75 ms of memory traffic and 50 ms of matmuls: memory is its lower roof"
@@ -49,6 +51,7 @@ def test_the_lower_roof_is_named(made):
     assert "In bf16: the step, unfused, needs 50 ms of memory traffic and 33 ms of matmuls" in text
 
 
+@pytest.mark.slow
 def test_a_reason_is_shown_as_text(made):
     _, text = made
     assert "alert(&#39;x&#39;)" in text
@@ -56,6 +59,7 @@ def test_a_reason_is_shown_as_text(made):
     assert text.count("<script") == 1
 
 
+@pytest.mark.slow
 def test_nothing_is_fetched(made):
     _, text = made
     links = re.findall(r'(?:src|href)="([^"]*)"', text)
@@ -65,6 +69,7 @@ def test_nothing_is_fetched(made):
     assert not re.findall(r"https?://(?!www\.w3\.org/)", text)  # names of XML are no resources
 
 
+@pytest.mark.slow
 def test_sweeps_and_node_kinds_have_tables_of_their_own(tmp_path):
     def kind(record):
         return {"node_kind": "other" if record["config.compile"] == "off" else "cpu"}
@@ -90,6 +95,7 @@ def test_the_front_holds_what_nothing_beats():
     assert [cell["ms"] for cell in front(close)] == [100.0]  # a score in the fifth digit is no trade-off
 
 
+@pytest.mark.slow
 def test_the_figures_are_files_as_well(made, tmp_path_factory):
     from PIL import Image
 

@@ -80,6 +80,7 @@ def test_a_piece_that_is_lost_or_overwritten_is_noticed(rows: Any, start: float,
     assert all(row in made for row in read_records(path))
 
 
+@pytest.mark.slow
 @MANY
 @given(changes=st.dictionaries(st.sampled_from(sorted(COLUMNS)), WRONG, min_size=1, max_size=3))
 @example(changes={"round": "two"})

@@ -42,7 +42,8 @@ def seconds_of_the_screen(items: list[Round]) -> float:
 
 
 def test_what_a_record_costs_does_not_grow_with_the_sweep() -> None:
-    few, many = (seconds_of_the_screen(rounds(count)) for count in (300, 1500))
+    # the least of three: a collection of garbage falls into some of them
+    few, many = (min(seconds_of_the_screen(rounds(count)) for _ in range(3)) for count in (300, 1500))
     assert many < 5 * 2.5 * few, (few, many)  # five times the cells
 
 

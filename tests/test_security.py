@@ -68,6 +68,7 @@ def evil_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return top / "page.html"
 
 
+@pytest.mark.slow
 def test_words_of_others_are_text_in_the_report(evil_page: Path) -> None:
     text = evil_page.read_text("utf-8")
     assert text.count("<script") == 1  # the page's own

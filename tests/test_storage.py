@@ -108,6 +108,7 @@ def test_s3_keeps_finds_and_replaces(s3: str) -> None:
     assert storage.find("x/y") == large
 
 
+@pytest.mark.slow  # the libraries behind S3 try again for seconds
 @pytest.mark.parametrize(
     ("place", "words"),
     [
