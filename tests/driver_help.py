@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sweep_help import ROOT
+from sweep_help import ROOT, records, results, sweep_here
+from tracking_help import children, parents, runs_in
 
 
 @contextmanager
@@ -72,3 +73,28 @@ def wait_until_ended(processes: dict[int, str]) -> None:
         left = [pid for pid in left if program(pid) and program(pid) == processes[pid]]
         time.sleep(0.1)
     assert not left, {pid: program(pid) for pid in left}
+
+
+def planned(*arguments: str, cwd: Path) -> set[str]:
+    """Ids of the cells that a sweep with these arguments runs, from what --dry-run prints."""
+    done = sweep_here("speed_grid.py", *arguments, "--dry-run", cwd=cwd)
+    rows = [line.split("│") for line in done.stdout.splitlines() if line.startswith("│")]
+    return {row[2].strip() for row in rows}
+
+
+def check_whole(folder: Path, uri: str, cells: set[str], rounds: int) -> None:
+    """As an uninterrupted sweep would have left it: each round of each cell ok once, in the records, in the table and
+    in MLflow."""
+    rows = records(folder)
+    good = sorted((row["cell_id"], row["round"]) for row in rows if row["status"] == "ok")
+    assert good == sorted((cell, number) for cell in cells for number in range(1, rounds + 1))
+    keys = [(row["cell_id"], row["round"], row["attempt"]) for row in rows]
+    assert len(keys) == len(set(keys))
+    table = results(folder)
+    assert sorted(zip(table["cell_id"], table["round"], strict=True)) == good
+    assert (set(table["status"]), table["verdict"].isna().sum()) == ({"ok"}, 0)
+    runs = runs_in(uri, "tinydit")
+    assert [run.info.status for run in parents(runs)] == ["FINISHED"]
+    sent = [run.data.tags["record_key"] for run in children(runs) if run.info.status == "FINISHED"]
+    assert len(sent) == len(set(sent)) == len(good)
+    assert {run.info.status for run in children(runs)} <= {"FINISHED", "FAILED", "KILLED"}

@@ -1,9 +1,9 @@
-"""The driver of a sweep is killed (SIGKILL) at several moments; what it had finished stays, the rest is run."""
+"""The driver of a sweep without Ray is killed (SIGKILL), in known phases and at random; what it had finished stays, the
+rest is run. Through Ray: test_faults_driver.py."""
 
 from __future__ import annotations
 
-import os
-import signal
+import random
 import subprocess
 import sys
 import time
@@ -11,18 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sweep_help import ONE_CPU, ROOT, TINY, records, results, sweep
+from driver_help import check_whole, driver, planned
+from sweep_help import ONE_CPU, TINY, records, sweep
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.mlflow]
+pytest.importorskip("mlflow")
 
-GRID = [*TINY, *ONE_CPU, "--steps", "80", "--set", "attention=manual,sdpa", "--rounds", "1", "--no-ray"]
-PHASES = ("build", "timing", "training")
+GRID = [*TINY, *ONE_CPU, "--fd-n", "0", "--set", "attention=manual,sdpa", "--rounds", "1", "--no-ray"]
+GRID += ["--steps", "80"]
+RANDOM = ""
+MOMENTS = ("timing", RANDOM, "training", RANDOM)  # phases of a trial; any time from the driver's start on
+LONGEST_S = 10.0  # until a random kill: from the imports to the first trial's training
 
 
-def wait_for_phase(folder: Path, phase: str, driver: subprocess.Popen[bytes]) -> Path | None:
+def wait_for_phase(folder: Path, phase: str, process: subprocess.Popen[str]) -> Path | None:
     """The folder of a trial that is in this phase right now; None where the sweep ended before one was seen."""
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and driver.poll() is None:
+    while time.monotonic() < deadline and process.poll() is None:
         for path in folder.glob("cells/*/*/phase"):
             if path.read_text() == phase and not (path.parent / "record.json").exists():
                 return path.parent
@@ -48,36 +53,32 @@ def written(folder: Path) -> list[dict[str, Any]]:
     return records(folder) if (folder / "records.jsonl").exists() else []
 
 
+def kill_in(folder: Path, phase: str, process: subprocess.Popen[str]) -> None:
+    if phase == RANDOM:
+        time.sleep(random.uniform(0.0, LONGEST_S))
+    else:
+        assert wait_for_phase(folder, phase, process) is not None, f"no trial was seen in {phase}"
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 30
+    while trials_of(folder) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert trials_of(folder) == []
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and a parent-death signal")
 def test_a_killed_driver_loses_nothing_and_leaves_no_process(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "killed"
-    arguments = [*GRID, "--name", "killed"]
-    for phase in PHASES:
+    for phase in MOMENTS:
         kept = written(folder)
-        driver = subprocess.Popen(
-            [sys.executable, str(ROOT / "sweeps" / "speed_grid.py"), *arguments],
-            cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ},
-        )  # fmt: skip
-        try:
-            seen = wait_for_phase(folder, phase, driver)
-        finally:
-            driver.send_signal(signal.SIGKILL)
-            driver.wait()
-        assert seen is not None, f"no trial was seen in {phase}"
-        deadline = time.monotonic() + 30
-        while trials_of(folder) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert trials_of(folder) == []
+        start = ["--resume", "killed"] if (folder / "sweep.json").exists() else [*GRID, "--name", "killed"]
+        with driver(*start, cwd=tmp_path) as process:
+            kill_in(folder, phase, process)
         assert written(folder)[: len(kept)] == kept
-        arguments = [*GRID, "--resume", "killed"]
-    done = sweep("speed_grid.py", *arguments, cwd=tmp_path)
+    done = sweep("speed_grid.py", "--resume", "killed", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
+    check_whole(folder, f"sqlite:///{tmp_path}/mlflow.db", planned(*GRID, cwd=tmp_path), 1)
     rows = records(folder)
-    good = [row for row in rows if row["status"] == "ok"]
-    assert len(good) == len({row["cell_id"] for row in good}) == 2
-    assert len(results(folder)) == 2
-    numbers = [(row["cell_id"], row["round"], row["attempt"]) for row in rows]
-    assert len(numbers) == len(set(numbers))
-    again = sweep("speed_grid.py", *GRID, "--resume", "killed", cwd=tmp_path)
+    again = sweep("speed_grid.py", "--resume", "killed", cwd=tmp_path)
     assert again.returncode == 0
     assert records(folder) == rows

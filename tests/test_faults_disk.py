@@ -1,51 +1,20 @@
-"""The disk (a tmpfs of a few MB) is full while records are written: what is finished stays, one line says so."""
+"""The disk (a tmpfs of a few MB) is full while records are written: what is finished stays, one line says so.
+
+Through Ray it is one of the sessions of test_faults_driver.py.
+"""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from disk_help import fill, mounted, small_disk
 from driver_help import attempts, driver, wait_for
 from fake_sweep import record_of
 from sweep_help import ONE_CPU, TINY, records, sweep
 
 from tinydit_ray.config import from_mapping
 from tinydit_ray.record import Record, append_record, read_records
-
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or os.geteuid() != 0, reason="only root can mount a small file system"
-)
-
-
-@contextmanager
-def small_disk(path: Path, megabytes: int) -> Iterator[Path]:
-    path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(path)]
-    done = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
-    try:
-        yield path
-    finally:
-        subprocess.run(["umount", "--lazy", str(path)], check=True)
-
-
-def fill(path: Path) -> Path:
-    """Write a file until nothing more fits."""
-    filler = path / "filler"
-    with open(filler, "wb", buffering=0) as file:
-        for size in (1 << 16, 1):
-            try:
-                while True:
-                    file.write(bytes(size))
-            except OSError:
-                pass
-    return filler
 
 
 def append_often(path: Path, row: Record) -> None:
@@ -55,7 +24,8 @@ def append_often(path: Path, row: Record) -> None:
 
 def test_a_row_that_the_disk_does_not_take_leaves_the_rows_before_it_whole(tmp_path: Path) -> None:
     row = record_of(from_mapping({}), sweep_id="s")
-    with small_disk(tmp_path / "disk", 1) as disk:
+    with small_disk(tmp_path / "disk", 1) as found:
+        disk = mounted(found)
         path = disk / "records.jsonl"
         append_record(path, row)
         filler = fill(disk)
@@ -72,9 +42,9 @@ def test_a_row_that_the_disk_does_not_take_leaves_the_rows_before_it_whole(tmp_p
 
 @pytest.mark.slow
 def test_a_full_disk_ends_the_sweep_in_one_line_and_it_goes_on_later(tmp_path: Path) -> None:
-    grid = [*TINY, *ONE_CPU, "--fd-n", "0", "--set", "attention=manual,sdpa", "--rounds", "1"]
-    grid += ["--no-ray"]
-    with small_disk(tmp_path / "disk", 16) as disk:
+    grid = [*TINY, *ONE_CPU, "--fd-n", "0", "--set", "attention=manual,sdpa", "--rounds", "1", "--no-ray"]
+    with small_disk(tmp_path / "disk", 16) as found:
+        disk = mounted(found)
         folder = disk / "full"
         with driver(*grid, "--name", "full", "--out", str(disk), cwd=tmp_path) as process:
             wait_for("record", lambda: folder.joinpath("records.jsonl").exists() and attempts(folder) > 1, process)

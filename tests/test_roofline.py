@@ -70,3 +70,18 @@ def test_the_matmul_peak_is_above_what_one_small_matmul_reaches(precision):
     rate, source = peak.peak_tflops(precision, "cpu")
     assert source == "measured"
     assert 0.001 < rate < 1000
+
+
+def test_a_dtype_without_arithmetic_of_its_own_is_probed_with_matmuls_that_it_can_afford(monkeypatch):
+    """16-bit matmuls of a processor that has to convert: seconds for a large one."""
+    sizes, now = [], [0.0]
+
+    def slow(size: int, dtype: torch.dtype, device: str):
+        sizes.append(size)
+        return lambda: now.__setitem__(0, now[0] + 2 * size**3 / 2e9)
+
+    monkeypatch.setattr(peak, "_matmul", slow)
+    monkeypatch.setattr(peak.time, "perf_counter", lambda: now[0])
+    assert peak.measure_tflops(torch.float16, "cpu") == pytest.approx(2e-3)
+    assert sizes == [192, 384]  # the latter 0.06 s: one of 768 is not begun, still less the 3.6 s of the largest
+    assert now[0] < 0.6

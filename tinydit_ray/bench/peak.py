@@ -18,7 +18,7 @@ KNOWN_TFLOPS: dict[str, dict[str, float]] = {
     "H100": {"16-bit": 989.0, "tf32": 494.0, "fp32": 67.0},
     "H200": {"16-bit": 989.0, "tf32": 494.0, "fp32": 67.0},
 }
-PROBE_SIZE = 1536
+PROBE_SIZES = (192, 384, 768, 1536)
 PROBE_S = 0.4
 STREAM_MB = {"cpu": 128, "cuda": 512}  # of each of three arrays: four times the last cache, as STREAM asks
 
@@ -34,14 +34,22 @@ def peak_tflops(precision: str, device: str) -> tuple[float, str]:
     return measure_tflops(compute_dtype(precision), device), "measured"
 
 
-def measure_tflops(dtype: torch.dtype, device: str, *, size: int = PROBE_SIZE, seconds: float = PROBE_S) -> float:
-    """Best rate of square matmuls (2 size^3 FLOP each) seen in ``seconds``, after two to warm up."""
-    generator = torch.Generator().manual_seed(0)
-    a = torch.randn(size, size, generator=generator).to(device=device, dtype=dtype)
+def measure_tflops(dtype: torch.dtype, device: str, *, seconds: float = PROBE_S) -> float:
+    """Best rate of square matmuls (2 size^3 FLOP each) seen in ``seconds``. They grow while the next one, eight times
+    as long, would fit: a processor without 16-bit arithmetic takes seconds for a large one, and the trial's time limit
+    would end it with its timing already done."""
+    for size in PROBE_SIZES:
+        work = _matmul(size, dtype, device)
+        took_s = _best_s(work, device, seconds / 40)
+        if 8 * took_s > seconds:
+            break
+    return 2 * size**3 / min(took_s, _best_s(work, device, seconds)) / 1e12
+
+
+def _matmul(size: int, dtype: torch.dtype, device: str) -> Callable[[], Any]:
+    a = torch.randn(size, size, generator=torch.Generator().manual_seed(0)).to(device=device, dtype=dtype)
     out = torch.empty_like(a)
-    for _ in range(2):
-        torch.mm(a, a, out=out)
-    return 2 * size**3 / _best_s(lambda: torch.mm(a, a, out=out), device, seconds) / 1e12
+    return lambda: torch.mm(a, a, out=out)
 
 
 def measure_gbytes_per_s(device: str, *, megabytes: int = 0, seconds: float = PROBE_S) -> float | None:
