@@ -22,7 +22,6 @@ import math
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +29,9 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rich.console import Console
-from rich.table import Table
 
 from analysis.load import Row, SweepData, load
+from analysis.pairs import BLOCKING, Pair, Side, show
 from tinydit_ray.arguments import below_one
 from tinydit_ray.bench.stats import Estimate, t_quantile
 from tinydit_ray.bench.verdict import Floor, Pooled, pooled_speedups, verdict
@@ -44,41 +43,11 @@ from tinydit_ray.sweep.seeds import is_seed_row
 
 SLOWER = 1  # exit status
 _SHARE = below_one("a share from 0 to below 1, such as 0.05")
-BLOCKING = ("data", "threads", "control")  # what makes a speed another question
-STYLES = {"faster": "green", "slower": "red", "broken": "red", "new": "cyan", "gone": "yellow", "too noisy": "yellow"}
 _PLACES = ("cpus_per_worker", "gpus_per_worker")  # of a setup these say where it ran, not what it was
 _FACTS = {
     "machine": ("node_kind",), "versions": ("product_version", "effective.python", "effective.torch"),
     "probe": ("probe_id",), "data": ("data_source", "data_digest"), "threads": ("effective.threads",),
 }  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class Side:
-    """A cell in one of the two sweeps."""
-
-    name: str
-    status: str
-    reason: str
-    facts: dict[str, str]  # what was around it, in words
-    pooled: Pooled | None  # of the speed, above 1 is faster than the control (or than 1 step/s)
-    ms: float | None
-    mse: float | None
-    fd: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pair:
-    before: Side | None
-    after: Side | None
-    differs: tuple[str, ...]
-    change: Pooled | None  # speed after ÷ before; above 1 is faster
-    word: str  # faster, slower, within noise, too noisy, new, gone, broken, mended, not judged
-
-    @property
-    def name(self) -> str:
-        side = self.after or self.before
-        return side.name if side else ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -177,7 +146,7 @@ def _side(rows: Sequence[Row], pooled: Pooled | None, sweep: SweepData, times: s
     good = [row for row in rows if row["status"] == "ok"]
     bad = next((row for row in rows if row["status"] in BAD_STATUSES), None)
     worst = bad or (good or rows)[0]
-    ms = [row[times] for row in good if row[times]]
+    sampled = [row[times] for row in good if row[times]] if times == "sample_ms_per_image" else []
 
     def first(name: str) -> Any:
         return next((row[name] for row in good if row[name] is not None), None)
@@ -187,7 +156,8 @@ def _side(rows: Sequence[Row], pooled: Pooled | None, sweep: SweepData, times: s
     return Side(
         name=rows[0]["cell_name"] or rows[0]["cell_id"] or "?", status=worst["status"] or "?",
         reason=worst["reason"] or "", facts=facts, pooled=None if bad else pooled,
-        ms=statistics.median(ms) if ms else None, mse=first("velocity_mse"), fd=first("probe_fd"),
+        ms=statistics.median(sampled) if sampled else first("ms_per_step_pooled"),
+        mse=first("velocity_mse"), fd=first("probe_fd"),
     )  # fmt: skip
 
 
@@ -239,72 +209,6 @@ def _ratio(before: Pooled, after: Pooled) -> Pooled:
     centre = math.log(after.value / before.value)
     value, low, high = (math.exp(x) for x in (centre, centre - half, centre + half))
     return Pooled(value=value, ci_low=low, ci_high=high, se_log=se, df=df, rounds=min(before.rounds, after.rounds))
-
-
-# --- showing ----------------------------------------------------------------------------------------------------
-
-
-def show(console: Console, before: SweepData, after: SweepData, pairs: Sequence[Pair], by: str) -> None:
-    """A table for each set of differences, the one without any first; then what they add up to."""
-    console.print(f"A  {before.name}  ({before.origin})\nB  {after.name}  ({after.origin})", soft_wrap=True)
-    what = "speed-up over the control" if by == "speedup" else "steps per second"
-    console.print(f"change = {what} of B ÷ that of A, above 1 is faster; 95 % interval over rounds")
-    matched = [pair for pair in pairs if pair.before and pair.after]
-    for differs in sorted({pair.differs for pair in matched}, key=lambda words: (len(words), words)):
-        group = [pair for pair in matched if pair.differs == differs]
-        console.print()
-        for line in _differences(group, differs):
-            console.print(line, soft_wrap=True)
-        console.print(_table(group, probe="probe" not in differs and "data" not in differs))
-    for word, place in (("new", "B"), ("gone", "A")):
-        names = [pair.name for pair in pairs if pair.word == word]
-        if names:
-            console.print(f"{word}, only in {place}: {', '.join(names)}", style=STYLES[word], soft_wrap=True)
-    words = [pair.word for pair in pairs]
-    counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
-    console.print(f"\n{counts or 'neither sweep has a cell'}", style="bold")
-
-
-def _differences(group: Sequence[Pair], differs: Sequence[str]) -> list[str]:
-    """``threads: 2 → 4``, and what that means."""
-    lines = []
-    for word in differs:
-        seen = dict.fromkeys(
-            f"{pair.before.facts[word] or 'unknown'} → {pair.after.facts[word] or 'unknown'}"
-            for pair in group if pair.before and pair.after
-        )  # fmt: skip
-        lines.append(f"{word} differ{'s' if word in ('machine', 'probe', 'control') else ''}: {'; '.join(seen)}")
-    stops = [word for word in differs if word in BLOCKING]
-    if stops and all(pair.word not in ("faster", "slower", "within noise", "too noisy") for pair in group):
-        lines.append(f"not judged (--across {','.join(stops)} does)")
-    return lines
-
-
-def _table(group: Sequence[Pair], *, probe: bool) -> Table:
-    table = Table()
-    table.add_column("setup")
-    for head in ("ms A", "B", "change", "95 % interval"):
-        table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    for head in ("velocity MSE A", "B", "probe-FD A", "B"):
-        table.add_column(head, justify="right", no_wrap=True)
-    for pair in group:
-        a, b, change = pair.before, pair.after, pair.change
-        assert a
-        assert b
-        fds = [_number(a.fd, ".1f"), _number(b.fd, ".1f")] if probe else ["other", "probe"]
-        interval = f"{change.ci_low:.3f} – {change.ci_high:.3f}" if change and change.df > 0 else "–"
-        broken = f" ({b.status}: {b.reason})" if pair.word == "broken" else ""
-        table.add_row(
-            pair.name, _number(a.ms, ".1f"), _number(b.ms, ".1f"), _number(change.value if change else None, ".3f"),
-            interval, f"[{STYLES.get(pair.word, 'dim')}]{pair.word}[/]{broken}",
-            _number(a.mse, ".4f"), _number(b.mse, ".4f"), *fds,
-        )  # fmt: skip
-    return table
-
-
-def _number(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)
 
 
 def gate(pairs: Sequence[Pair], share: float | None) -> int:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import math
 
 import pytest
 from analysis_help import bf16_needs_compile, make_grid_sweep, product, script, script_here
+from rich.console import Console
 
 from analysis.compare import compare, gate
 from analysis.load import load
+from analysis.pairs import show
 from tinydit_ray.sweep.errors import UsageError
 
 CELLS = product(precision=["fp32", "bf16"], compile=["off", "default"])
@@ -70,6 +73,19 @@ def test_the_command_exits_1_for_a_slowdown_and_names_it(made):
     assert "gone, only in A: fp32 compile=off" in done.stdout
     assert script_here("compare.py", "yesterday", "today", cwd=made).returncode == 0
     assert script_here("compare.py", "yesterday", "again", "--fail-slower", "0.05", cwd=made).returncode == 0
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_names_and_verdicts_are_whole_in_every_terminal(made, width):
+    out = io.StringIO()
+    before, after = (load([made / name])[0] for name in ("yesterday", "again"))
+    pairs = compare(before, after)
+    show(Console(file=out, width=width, highlight=False), before, after, pairs, "speedup")
+    lines = out.getvalue().splitlines()
+    for pair in pairs:
+        assert [line for line in lines if pair.name in line and "within noise" in line], out.getvalue()
+        assert f"{pair.change.ci_low:.3f} – {pair.change.ci_high:.3f}" in out.getvalue()
+    assert ("a wider terminal shows them" in " ".join(out.getvalue().split())) is (width < 120)
 
 
 def test_a_slowdown_below_the_share_passes(made):

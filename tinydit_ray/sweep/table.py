@@ -49,8 +49,10 @@ def status_column(cells: list[Text]) -> Column:
     return Column("status", cells, right=False, wraps=True)
 
 
-def print_columns(console: Console, title: str, columns: Sequence[Column]) -> None:
-    """The columns that fit the console's width; those that do not are named below."""
+def print_columns(
+    console: Console, title: str | None, columns: Sequence[Column], elsewhere: str = "see summary.txt"
+) -> None:
+    """The columns that fit the console's width; those that do not are named below, and where they can be seen."""
     shown = list(columns)
     while _width(shown) > console.width and any(column.rank for column in shown):
         shown.remove(max(shown, key=lambda column: column.rank))
@@ -66,7 +68,7 @@ def print_columns(console: Console, title: str, columns: Sequence[Column]) -> No
     left_out = [column.name for column in columns if column not in shown]
     if left_out:
         names = ", ".join(left_out)
-        console.print(f"[dim]not in {console.width} columns: {names} (see summary.txt)", highlight=False)
+        console.print(f"[dim]not in {console.width} columns: {names} ({elsewhere})", highlight=False)
 
 
 def _width(columns: Sequence[Column]) -> int:
