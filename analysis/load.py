@@ -62,6 +62,7 @@ class SweepData:
     files: RoundFiles = field(repr=False)
     folder: Path | None = None
     tags: Mapping[str, str] = field(default_factory=dict, repr=False)  # of its run, where it comes from MLflow
+    run_status: str = ""  # of that run: RUNNING, FINISHED, FAILED or KILLED
 
     @property
     def name(self) -> str:

@@ -117,7 +117,8 @@ def _sweep_of(client: MlflowClient, parent: Run, runs: list[Run]) -> SweepData:
         floor, _ = load_floor(str(content.get("node_kind") or ""))  # the sweep did not come to its end
         rows = result_rows(rows, floor)
     origin = f"MLflow run {parent.info.run_id}"
-    return SweepData(content, in_grid_order(rows, content), origin, files, tags=parent.data.tags)
+    rows = in_grid_order(rows, content)
+    return SweepData(content, rows, origin, files, tags=parent.data.tags, run_status=parent.info.status)
 
 
 def row_of(run: Run) -> Row:

@@ -46,7 +46,11 @@ class Seen:
 
     @property
     def ended(self) -> bool:
-        return self.progress.ended if self.progress else len(self.rows) >= self.total
+        """By its run in MLflow, by its driver's word, or because nothing is missing. A sweep whose grid is not known
+        has only begun: its run is made in MLflow before its ``sweep.json`` gets there."""
+        if self.sweep.run_status not in ("", "RUNNING"):
+            return True
+        return self.progress.ended if self.progress else 0 < self.total <= len(self.rows)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,7 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def follow(options: argparse.Namespace, seen: Seen) -> int:
     """Look again until the sweep has ended. A look that fails (a server away) is said, and tried again."""
-    with Live(shown(seen), console=Console(highlight=False), auto_refresh=False) as live:
+    console = Console(highlight=False)
+    with Live(shown(seen), console=console, auto_refresh=False) as live:
         while not seen.ended:
             time.sleep(max(0.2, options.every))
             try:
@@ -79,6 +84,8 @@ def follow(options: argparse.Namespace, seen: Seen) -> int:
                 live.update(shown(seen), refresh=True)
             except UsageError as error:
                 live.update(Group(shown(seen), Text(f"not seen anew: {error}", "yellow")), refresh=True)
+    if not console.is_terminal:
+        console.print()  # a file or a pipe gets the last state alone, without its end of line
     return OK
 
 
@@ -126,6 +133,8 @@ def _state(seen: Seen) -> str:
     progress = seen.progress
     if seen.ended:
         return "ended"
+    if progress is None and not seen.total:
+        return "it is being started"
     if progress is None:
         return "its driver tells nothing of the time left"
     if progress.age_s > progress.left_s + SILENT_S:
