@@ -74,10 +74,12 @@ def cell_of(place: int, rows: Sequence[Row], pooled: Pooled | None = None) -> Ce
 
     states = list(dict.fromkeys(str(row["status"]) for row in rows))
     flags = sorted({flag for row in good for flag in flags_of(row)})
+    timed = sum(known("timed_steps"))
     found: Cell = {
         "number": place, "name": rows[0]["cell_name"] or rows[0]["cell_id"] or "?", "rounds": len(good),
         "status": ", ".join(states) + (f" ({', '.join(flags)})" if flags else ""), "rows": rows, "pooled": pooled,
-        "timed": sum(known("timed_steps")), "setup": setup_of(rows[0]),
+        "timed": timed, "count": f"{len(good)} × {timed // max(1, len(good))} steps" if timed else "–",
+        "setup": setup_of(rows[0]),
         **{key: next(iter(known(name)), None) for key, name in _FIRST.items()},
         **{key: statistics.median(values) if (values := known(name)) else None for key, name in _MEDIAN.items()},
         **{key: max((value for value in known(name) if value), default=None) for key, name in _MOST.items()},
@@ -99,4 +101,3 @@ def setup_of(row: Mapping[str, Any]) -> dict[str, Any]:
     values = {name: row.get(f"config.{name}") for name in names}
     found = {name: AXES[name].default if value is None else value for name, value in values.items()}
     return {"model": row.get("config.model"), **found}
-

@@ -169,10 +169,9 @@ def markdown_table(cells: Sequence[Cell]) -> str:
     for cell in cells:
         interval = f"{cell['low']:.3f} – {cell['high']:.3f}" if None not in (cell["low"], cell["high"]) else "–"
         words = cell["verdict"] or cell["status"]
-        count = f"{cell['rounds']} × {cell['timed'] // max(1, cell['rounds'])} steps" if cell["timed"] else "–"
         values = [
             cell["name"], _number(cell["sampling" if samples else "ms"], ".4g"), _number(cell["speedup"], ".3f"),
-            interval, words, count, _number(cell["first_step"], ".1f"), _number(cell["mse"], ".4f"),
+            interval, words, cell["count"], _number(cell["first_step"], ".1f"), _number(cell["mse"], ".4f"),
             _number(cell["fd"], ".1f"),
         ]  # fmt: skip
         lines.append("| " + " | ".join(value.replace("|", "\\|").replace("\n", " ") for value in values) + " |")

@@ -93,7 +93,7 @@ def _costs(cells: Sequence[Cell]) -> list[Drawn]:
     compiled = [cell for cell in cells if cell["compile"] is not None and cell["setup"].get("compile") != "off"]
     return [
         Drawn(name="compile", title="Compile cost and break-even", why="nothing here was compiled",
-              figure=plots.bars(compiled, value="compile", note=break_even,
+              figure=plots.bars(compiled, value="compile", note=lambda cell: break_even(cell).replace(" (", "\n("),
                                 words="seconds of compiling in the first step (round 1, cold cache)")),
         Drawn(name="memory", title="Memory", figure=plots.bars(cells, value=memory, words=what),
               why="no round recorded its memory"),

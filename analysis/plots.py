@@ -6,6 +6,7 @@ import io
 import itertools
 import re
 import statistics
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ matplotlib.use("Agg")
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from analysis.cells import Cell
 from analysis.effects import Effect
@@ -25,6 +27,8 @@ from analysis.load import Curve
 from tinydit_ray.bench.tradeoff import SAME, pareto_front
 
 _INK = "#123457"  # stands for the page's text colour; dark on white in files
+WIDTH = 5.6  # inches: on a phone the whole figure is in view, and its text still 9 pixels high
+_WRAP = 36  # characters of a label's line
 SAME_MSE = 1e-4  # of its value: what other kernels and orders of summation change, not a setup
 _BLUE, _ORANGE = "#4c8eda", "#e07b39"
 _GREY = "#8a8f98"
@@ -32,7 +36,7 @@ _VERDICT = {"faster": "#2e9e5b", "slower": "#d0493f", "too noisy": "#d6a021"}
 _STYLE: dict[Any, Any] = {
     "text.color": _INK, "axes.edgecolor": _INK, "axes.labelcolor": _INK, "xtick.color": _INK, "ytick.color": _INK,
     "text.parse_math": False, "legend.framealpha": 0.0, "axes.spines.top": False, "axes.spines.right": False,
-    "font.size": 9,
+    "font.size": 10,
 }  # fmt: skip
 
 
@@ -54,20 +58,41 @@ def save(figure: Figure, path: Path) -> None:
 
 
 @contextmanager
-def _drawing(width: float, height: float) -> Iterator[tuple[Figure, Axes]]:
+def _drawing(height: float) -> Iterator[tuple[Figure, Axes]]:
     with rc_context(_STYLE):
-        figure = Figure(figsize=(width, height))
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
         yield figure, figure.add_subplot()
 
 
 def _label(cell: Cell) -> str:
-    name = cell["name"]
-    return f"{cell['number']}  {name if len(name) <= 40 else name[:39] + '…'}"
+    return f"{cell['number']}  {cell['name']}"
 
 
-def _names(axes: Axes, labels: Sequence[str]) -> None:
-    axes.set_yticks(range(len(labels)), labels)
-    axes.invert_yaxis()
+def _wrapped(label: str) -> str:
+    """At most two lines."""
+    return textwrap.fill(label, _WRAP, max_lines=2, placeholder=" …", break_on_hyphens=False)
+
+
+@contextmanager
+def _rows(labels: Sequence[str], words: str) -> Iterator[Axes]:
+    """Axes with a row per label, the first on top, and a legend below if anything is named."""
+    texts = ["\n".join(_wrapped(line) for line in label.split("\n")) for label in labels]
+    inches = [0.34 + 0.17 * text.count("\n") for text in texts]
+    with _drawing(1.1 + max(inches, default=0.0) * len(labels)) as (figure, axes):
+        yield axes
+        axes.set_yticks(range(len(labels)), texts)
+        axes.set_ylim(len(labels) - 0.4, -0.6)
+        axes.set_xlabel(textwrap.fill(words, 60))
+        _legend(figure, axes)
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    """Below the axes, where it takes nothing from their width."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        long = max(map(len, labels)) > _WRAP
+        figure.legend(handles, [textwrap.shorten(text, 64, placeholder=" …") for text in labels],
+                      loc="outside lower left", ncols=1 if long else 2, fontsize=9)  # fmt: skip
 
 
 def speedups(cells: Sequence[Cell]) -> Figure | None:
@@ -75,7 +100,8 @@ def speedups(cells: Sequence[Cell]) -> Figure | None:
     known = [cell for cell in cells if cell["speedup"] is not None]
     if not known:
         return None
-    with _drawing(8, 0.8 + 0.32 * len(known)) as (figure, axes):
+    words = "times as fast as the control in the same process, 95 % interval over rounds"
+    with _rows([_label(cell) for cell in known], words) as axes:
         labelled: set[str] = set()
         for place, cell in enumerate(known):
             verdict = cell["verdict"] or "no verdict"
@@ -85,31 +111,21 @@ def speedups(cells: Sequence[Cell]) -> Figure | None:
             axes.plot([cell["speedup"]], [place], "o", color=colour, markersize=6,
                       label=None if verdict in labelled else verdict)  # fmt: skip
             labelled.add(verdict)
-            axes.annotate(f"{cell['speedup']:.3f}", (cell["speedup"], place), xytext=(0, 6),
-                          textcoords="offset points", ha="center", fontsize=8)  # fmt: skip
-        axes.axvline(1.0, color=_INK, linewidth=0.8, linestyle="--")
-        axes.margins(x=0.08, y=0.6 / len(known))
-        _names(axes, [_label(cell) for cell in known])
-        axes.set_xlabel("times as fast as the control in the same process, 95 % interval over rounds")
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-        return figure
+            axes.annotate(f"{cell['speedup']:.3f}", (max(ends), place), xytext=(4, 0),
+                          textcoords="offset points", va="center")  # fmt: skip
+        axes.axvline(1.0, color=_INK, linewidth=0.8, linestyle="--", zorder=0)
+        axes.margins(x=0.15)
+    return axes.get_figure(root=True)
 
 
-def bars(
-    cells: Sequence[Cell], *, value: str, words: str, note: Callable[[Cell], str] | None = None
-) -> Figure | None:
-    """One horizontal bar per cell that has the value."""
+def bars(cells: Sequence[Cell], *, value: str, words: str, note: Callable[[Cell], str] | None = None) -> Figure | None:
+    """One horizontal bar per cell that has the value; ``note`` stands below its name."""
     known = [cell for cell in cells if cell[value] is not None]
     if not known:
         return None
-    with _drawing(8, 0.6 + 0.32 * len(known)) as (figure, axes):
+    with _rows([_label(cell) + (f"\n{note(cell)}" if note else "") for cell in known], words) as axes:
         axes.barh(range(len(known)), [cell[value] for cell in known], color=_BLUE, height=0.7)
-        for place, cell in enumerate(known):
-            if note:
-                axes.annotate(note(cell), (cell[value], place), xytext=(4, -3), textcoords="offset points")
-        _names(axes, [_label(cell) for cell in known])
-        axes.set_xlabel(words)
-        return figure
+    return axes.get_figure(root=True)
 
 
 def stacked(cells: Sequence[Cell], parts: Sequence[tuple[str, str]], words: str) -> Figure | None:
@@ -117,16 +133,13 @@ def stacked(cells: Sequence[Cell], parts: Sequence[tuple[str, str]], words: str)
     known = [cell for cell in cells if all(cell[key] is not None for key, _ in parts)]
     if not known:
         return None
-    with _drawing(8, 0.8 + 0.32 * len(known)) as (figure, axes):
+    with _rows([_label(cell) for cell in known], words) as axes:
         start = [0.0] * len(known)
         for (key, legend), colour in zip(parts, (_BLUE, _ORANGE), strict=False):
             lengths = [cell[key] for cell in known]
             axes.barh(range(len(known)), lengths, left=start, color=colour, height=0.7, label=legend)
             start = [a + b for a, b in zip(start, lengths, strict=True)]
-        _names(axes, [_label(cell) for cell in known])
-        axes.set_xlabel(words)
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-        return figure
+    return axes.get_figure(root=True)
 
 
 def main_effects(found: Sequence[Effect]) -> Figure | None:
@@ -134,16 +147,15 @@ def main_effects(found: Sequence[Effect]) -> Figure | None:
     the settings beside it."""
     if not found:
         return None
-    with _drawing(8, 0.7 + 0.34 * len(found)) as (figure, axes):
+    labels = [f"{e.axis}: {e.value}\ninstead of {e.reference} (n = {e.contrast.n})" for e in found]
+    with _rows(labels, "times as fast: mean with 95 % interval (thick), least and most of its n pairs (thin)") as axes:
         for place, effect in enumerate(found):
             c = effect.contrast
             axes.plot([c.least, c.most], [place, place], color=_ORANGE, linewidth=1.0)
             axes.plot([c.low, c.high], [place, place], color=_BLUE, linewidth=4.0, solid_capstyle="butt")
             axes.plot([c.value], [place], "o", color=_INK, markersize=4)
         axes.axvline(1.0, color=_INK, linewidth=0.8, linestyle="--")
-        _names(axes, [f"{e.axis}: {e.value} instead of {e.reference} (n = {e.contrast.n})" for e in found])
-        axes.set_xlabel("times as fast: mean with 95 % interval (thick), least and most of its n pairs (thin)")
-        return figure
+    return axes.get_figure(root=True)
 
 
 def roofs(cells: Sequence[Cell]) -> Figure | None:
@@ -151,17 +163,14 @@ def roofs(cells: Sequence[Cell]) -> Figure | None:
     known = [cell for cell in cells if cell["tflops"] and cell["peak"]]
     if not known:
         return None
-    with _drawing(8, 0.8 + 0.32 * len(known)) as (figure, axes):
+    with _rows([_label(cell) for cell in known], "TFLOP/s of the training step") as axes:
         axes.barh(range(len(known)), [cell["tflops"] for cell in known], color=_BLUE, height=0.7, label="achieved")
         for place, cell in enumerate(known):
             label = "roof: peak of matmuls in this precision" if place == 0 else None
             axes.plot([cell["peak"]] * 2, [place - 0.4, place + 0.4], color=_ORANGE, linewidth=2.5, label=label)
             share = f"{100 * cell['tflops'] / cell['peak']:.0f} %"
             axes.annotate(share, (cell["tflops"], place), xytext=(4, -3), textcoords="offset points")
-        _names(axes, [_label(cell) for cell in known])
-        axes.set_xlabel("TFLOP/s of the training step")
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-        return figure
+    return axes.get_figure(root=True)
 
 
 def roofline(cells: Sequence[Cell]) -> Figure | None:
@@ -177,7 +186,7 @@ def roofline(cells: Sequence[Cell]) -> Figure | None:
     intensity = [cell["gflops"] / cell["gbytes"] for cell in known]
     ridges = [statistics.median(values) / bandwidth for values in peaks.values()]
     left, right = min([*intensity, *ridges]) / 3, max([*intensity, *ridges]) * 3
-    with _drawing(8, 4.2) as (figure, axes):
+    with _drawing(4.6) as (figure, axes):
         top = max(ridges)
         axes.plot([left, top], [left * bandwidth, top * bandwidth], color=_INK, linewidth=1.2,
                   label=f"memory, {1e3 * bandwidth:,.0f} GB/s")  # fmt: skip
@@ -185,11 +194,24 @@ def roofline(cells: Sequence[Cell]) -> Figure | None:
             axes.plot([ridge, right], [ridge * bandwidth] * 2, color=_ORANGE, linestyle=style,
                       label=f"matmuls in {precision}, {statistics.median(values):.3g} TFLOP/s")  # fmt: skip
         axes.scatter(intensity, [cell["tflops"] for cell in known], color=_BLUE, zorder=3, label="setup")
-        for cell, x, where in zip(known, intensity, itertools.cycle(((7, -3), (-16, -3), (22, -3)))):
-            axes.annotate(str(cell["number"]), (x, cell["tflops"]), xytext=where, textcoords="offset points")
+        points = sorted((x, cell["tflops"], cell["number"]) for x, cell in zip(intensity, known, strict=True))
+        _numbers(axes, points, ((-7, -4, "right"), (7, -4, "left")))
         axes.set(xscale="log", yscale="log", xlabel="FLOP per byte of the model's step", ylabel="TFLOP/s")
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axis.set_major_formatter("{x:g}")  # a formatter's own powers of ten would be shown as their source
+            axis.set_minor_formatter("")
+        _legend(figure, axes)
         return figure
+
+
+def _numbers(
+    axes: Axes, points: Sequence[tuple[float, float, int]], places: Sequence[tuple[float, float, str]]
+) -> None:
+    """The numbers of points (x, y, number) beside them, from one to the next at another place (points of type from the
+    point, and which side of the number is there): neighbours keep apart."""
+    for (x, y, number), (right, up, side) in zip(points, itertools.cycle(places)):
+        axes.annotate(str(number), (x, y), xytext=(right, up), textcoords="offset points", ha=side)
 
 
 def front(cells: Sequence[Cell]) -> list[Cell]:
@@ -206,18 +228,18 @@ def scatter(cells: Sequence[Cell]) -> Figure | None:
     if not known:
         return None
     best = front(known)
-    with _drawing(7, 4) as (figure, axes):
+    with _drawing(4.0) as (figure, axes):
         axes.scatter([cell["ms"] for cell in known], [cell["mse"] for cell in known], color=_BLUE, label="setup")
         axes.plot([cell["ms"] for cell in best], [cell["mse"] for cell in best], "o--", color=_ORANGE,
                   markerfacecolor="none", markersize=11, label="Pareto front")  # fmt: skip
-        for cell in known:
-            axes.annotate(str(cell["number"]), (cell["ms"], cell["mse"]), xytext=(7, 5), textcoords="offset points")
+        _numbers(axes, sorted((cell["ms"], cell["mse"], cell["number"]) for cell in known),
+                 ((0, 8, "center"), (0, -16, "center")))  # fmt: skip
         axes.set(xlabel="ms/step", ylabel="velocity MSE (lower is better)")
         axes.ticklabel_format(useOffset=False)
         low, high = axes.get_ylim()
         middle, least = (low + high) / 2, 2e-3 * max(cell["mse"] for cell in known)
         axes.set_ylim(min(low, middle - least), max(high, middle + least))  # rounding is not drawn as a difference
-        axes.legend()
+        _legend(figure, axes)
         return figure
 
 
@@ -226,10 +248,10 @@ def curves(found: Sequence[tuple[Cell, Curve]], *, by: str) -> Figure | None:
     drawn = [(cell, curve) for cell, curve in found if by == "steps" or curve.seconds is not None]
     if not drawn:
         return None
-    with _drawing(8, 4) as (figure, axes):
+    with _drawing(3.4 + 0.17 * len(drawn)) as (figure, axes):
         for place, (cell, curve) in enumerate(drawn):  # lines that coincide show one inside the other
             width = 1.0 + 4.0 * (1 - place / len(drawn))
             axes.plot(getattr(curve, by), curve.losses, linewidth=width, label=_label(cell))
         axes.set(xlabel={"steps": "step", "seconds": "seconds of training"}[by], ylabel="training loss")
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
+        _legend(figure, axes)
         return figure

@@ -22,6 +22,7 @@ if __name__ == "__main__":
 from analysis.advice import advice
 from analysis.cells import Cell, cells_of, groups_of
 from analysis.effects import Interaction, interactions
+from analysis.export import facts
 from analysis.load import SweepData, load
 from tinydit_ray.atomic import replacing
 from tinydit_ray.config import AXES
@@ -95,6 +96,7 @@ def section(group: dict[str, Any], cells: Sequence[Cell], drawn: Sequence[Drawn]
     kind, source, digest = group["key"]
     found = interactions(cells)
     return {
+        "facts": [(name, words) for name, words in facts(sweep) if words], "machine": in_short(sweep),
         "name": sweep.name, "origin": sweep.origin, "kind": kind or "unknown machine",
         "data": f"{source} {digest}".strip() or "unknown data", "cells": cells, "advice": advice(cells),
         "spread": verdict_lines(group["rows"]), "samplers": any(cell["sampling"] for cell in cells),
@@ -102,6 +104,14 @@ def section(group: dict[str, Any], cells: Sequence[Cell], drawn: Sequence[Drawn]
         "axes": axes_of(cells), "figures": [item.shown(salt) for item in drawn],
         "samples": samples(sweep, cells), "problems": problems(group),
     }  # fmt: skip
+
+
+def in_short(sweep: SweepData) -> str:
+    """Machine, torch and day in one line."""
+    known = {name: words for name, words in facts(sweep) if words}
+    torch = (sweep.content.get("versions") or {}).get("torch")
+    parts = [known.get("machine"), f"torch {torch}" if torch else None, known.get("date", "")[:10]]
+    return " · ".join(part for part in parts if part)
 
 
 def axes_of(cells: Sequence[Cell]) -> dict[str, list[str]]:
