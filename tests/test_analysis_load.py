@@ -41,6 +41,13 @@ def sweeps(tmp_path_factory) -> list[Path]:
     return [top / "odd", top / "plain"]
 
 
+@pytest.fixture(scope="module")
+def tracked(sweeps, tmp_path_factory):
+    """The store that holds both sweeps in the experiment "speed", and the ids of their runs."""
+    uri = f"sqlite:///{tmp_path_factory.mktemp('store') / 'store.db'}"
+    return uri, [track(folder, uri) for folder in sweeps]
+
+
 def test_the_frame_has_the_records_columns_each_of_its_type(sweeps):
     frame = frame_of(load(sweeps))
     assert list(frame.columns) == list(RESULT_COLUMNS)
@@ -61,9 +68,8 @@ def test_the_controls_row_survives_a_group_by(sweeps):
 
 
 @pytest.mark.mlflow
-def test_mlflow_gives_the_same_frame(sweeps, tmp_path):
-    uri = f"sqlite:///{tmp_path / 'store.db'}"
-    ids = [track(folder, uri) for folder in sweeps]
+def test_mlflow_gives_the_same_frame(sweeps, tracked):
+    uri, ids = tracked
     from_folders = load([sweeps[0].parent])
     expected = frame_of(from_folders)
     assert expected["flags"].eq("").any()
@@ -82,14 +88,14 @@ def test_mlflow_gives_the_same_frame(sweeps, tmp_path):
 
 
 @pytest.mark.mlflow
-def test_a_sweep_that_has_not_ended_is_pooled_alike_from_both(tmp_path):
-    folder, uri = tmp_path / "open", f"sqlite:///{tmp_path / 'store.db'}"
+def test_a_sweep_that_has_not_ended_is_pooled_alike_from_both(tracked, tmp_path):
+    folder, uri = tmp_path / "open", tracked[0]
     make_grid_sweep(folder, product(precision=["fp32", "bf16"]))
     (folder / "results.parquet").unlink()
     sweep = json.loads((folder / "sweep.json").read_text())
     from tinydit_ray.tracking import Tracker
 
-    tracker = Tracker.open(uri=uri, experiment="speed", sweep=sweep, sweep_dir=folder)
+    tracker = Tracker.open(uri=uri, experiment="open", sweep=sweep, sweep_dir=folder)
     for record in read_records(folder / "records.jsonl"):
         tracker.log_record(record, {})
     tracker.close()
@@ -99,28 +105,30 @@ def test_a_sweep_that_has_not_ended_is_pooled_alike_from_both(tmp_path):
 
 
 @pytest.mark.mlflow
-def test_a_loss_curve_comes_from_the_metrics_history_where_artifacts_are_out_of_reach(sweeps, tmp_path):
-    uri = f"sqlite:///{tmp_path / 'store.db'}"
-    run_id = track(sweeps[1], uri)
-    (tmp_path / "mlartifacts").rename(tmp_path / "elsewhere")
-    (sweep,) = load([run_id], uri)
-    row = sweep.rows[0]
-    curve, expected = sweep.files.curve(row), load([sweeps[1]])[0].files.curve(row)
+def test_a_loss_curve_comes_from_the_metrics_history_where_artifacts_are_out_of_reach(sweeps, tracked):
+    uri, (_, run_id) = tracked
+    place = Path(uri.removeprefix("sqlite:///")).parent
+    (place / "mlartifacts").rename(place / "elsewhere")
+    try:
+        (sweep,) = load([run_id], uri)
+        row = sweep.rows[0]
+        curve, samples = sweep.files.curve(row), sweep.files.samples(row)
+    finally:
+        (place / "elsewhere").rename(place / "mlartifacts")
+    expected = load([sweeps[1]])[0].files.curve(row)
     assert curve is not None
     assert expected is not None
     assert (curve.steps, curve.losses, curve.seconds) == (expected.steps, expected.losses, None)
-    assert sweep.files.samples(row) is None
+    assert samples is None
     assert sweep.content["machine"]["cpu"] == "a processor"
 
 
 @pytest.mark.mlflow
-def test_many_runs_come_page_by_page(sweeps, tmp_path, monkeypatch):
+def test_many_runs_come_page_by_page(sweeps, tracked, monkeypatch):
     from analysis import store
 
-    uri = f"sqlite:///{tmp_path / 'store.db'}"
-    track(sweeps[0], uri)
     monkeypatch.setattr(store, "PAGE", 5)  # 32 rounds in seven pages
-    assert_frame_equal(frame_of(load(["odd"], uri)), frame_of(load([sweeps[0]])), rtol=1e-6)
+    assert_frame_equal(frame_of(load(["odd"], tracked[0])), frame_of(load([sweeps[0]])), rtol=1e-6)
 
 
 def test_results_that_lag_behind_the_records_are_made_anew(tmp_path):
