@@ -1,4 +1,4 @@
-"""Sweeps without Ray: signals, two at once, a killed trial."""
+"""Sweeps without Ray: signals, two at once, trials that hang or are killed."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+import fault_nets
 import pytest
 from driver_help import attempts, descendants, driver, wait_for, wait_until_ended
-from sweep_help import ONE_CPU, TINY, records, results, sweep
+from sweep_help import ONE_CPU, ROOT, TINY, records, results, sweep
 from tracking_help import children, parents, runs_in
 
 pytestmark = pytest.mark.slow
 
 GRID = [*TINY, *ONE_CPU, "--fd-n", "0", "--rounds", "1", "--no-ray"]
+PATHS = (ROOT, ROOT / "tests")
 LONG = [*GRID, "--time", "60", "--set", "attention=manual"]
 
 
@@ -41,20 +43,37 @@ def test_a_signal_ends_the_sweep_with_130_and_no_process_stays(signals: list[int
     assert json.loads((folder / "sweep.json").read_text())["name"] == "s"
 
 
-def test_a_trial_killed_from_outside_is_a_failed_row_and_its_child_is_gone(tmp_path: Path) -> None:
-    folder = tmp_path / "runs" / "t"
-    with driver(*LONG, "--name", "t", cwd=tmp_path) as process:
-        wait_for("window", lambda: any(p.read_text() == "timing" for p in folder.glob("cells/*/*/phase")), process)
-        below = descendants(process.pid)
-        (pid,) = [pid for pid in below if b"tinydit_ray.cell" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        os.kill(pid, signal.SIGKILL)
-        out, err = process.communicate(timeout=60)
-    assert process.returncode == 3, out + err
-    (row,) = records(folder)
-    assert (row["status"], row["reason"]) == (
+FAULTY = """
+base: {batch_size: 16}
+cells:
+  - {network: 'fault_nets:plain'}
+  - {network: 'fault_nets:hanging'}
+  - {network: 'fault_nets:killed_in_timing'}
+"""
+LIMIT_S = 15
+
+
+def test_trials_that_hang_or_are_killed_end_alone(tmp_path: Path) -> None:
+    """Through Ray, with more faults: test_faults_trial.py."""
+    (tmp_path / "faulty.yaml").write_text(FAULTY)
+    options = ["--grid", "faulty.yaml", "--data", "shapes", "--time", "0.6", "--steps", "4", "--fd-n", "0", *ONE_CPU]
+    options += ["--rounds", "2", "--cell-timeout", f"{LIMIT_S}s", "--no-ray", "--no-report", "--name", "f"]
+    done = sweep("speed_grid.py", *options, cwd=tmp_path, env={"PYTHONPATH": os.pathsep.join(map(str, PATHS))})
+    assert done.returncode == 3, done.stdout + done.stderr
+    rows = {(row["config.network"].partition(":")[2], row["round"]): row for row in records(tmp_path / "runs" / "f")}
+    assert [rows["plain", number]["status"] for number in (1, 2)] == ["ok", "ok"]
+    hung, killed = rows["hanging", 1], rows["killed_in_timing", 1]
+    assert (hung["status"], hung["reason"]) == (
+        "timeout", f"ended after {LIMIT_S} s in the phase 'training' (--cell-timeout)",
+    )  # fmt: skip
+    assert (rows["hanging", 2]["status"], rows["hanging", 2]["reason"]) == ("skipped", "timeout in round 1")
+    assert (killed["status"], killed["reason"]) == (
         "failed", "the trial's process was killed by SIGKILL in the phase 'timing'",
     )  # fmt: skip
-    wait_until_ended(below)
+    assert (rows["killed_in_timing", 2]["status"], rows["killed_in_timing", 2]["reason"]) == (
+        "skipped", "failed in round 1",
+    )  # fmt: skip
+    assert fault_nets.children() == []
 
 
 @pytest.fixture(scope="module")
