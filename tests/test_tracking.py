@@ -19,6 +19,7 @@ from tinydit_ray.tracking.files import loss_points
 from tinydit_ray.tracking.split import metrics_of, record_key, run_name, run_of, run_status
 from tinydit_ray.tracking.store import one_line
 from tinydit_ray.tracking.uri import sqlite_path
+from tinydit_ray.tracking.view import colour_tags, how_to_open
 
 CELL = from_mapping({"attention": "sdpa", "precision": "bf16"})
 
@@ -167,6 +168,7 @@ def test_files_of_a_round(tmp_path):
     one = record()
     place = write_files(tmp_path, one)
     (place / "checkpoint.pt").write_bytes(b"large")
+    (place / "phase").write_text("timing")
     (place / "stolen.txt").symlink_to("/etc/hostname")
     write_files(tmp_path, one | {"attempt": 2})
     found = files_of(tmp_path, one)
@@ -213,6 +215,33 @@ def test_only_a_cell_that_is_faster_can_be_the_best():
 def test_rounds_are_counted_by_their_last_attempt():
     statuses = {"a/0/1/1": "failed", "a/0/1/2": "ok", "a/0/1/10": "oom", "b/0/1/1": "ok"}
     assert parent.counts(statuses) == {"ok": 1, "oom": 1}
+
+
+def test_a_setup_has_one_colour_in_charts_and_another_setup_another():
+    sweep = {"grid": {"cells": [{"cell_id": name} for name in ("a", "b", "c")]}}
+    colours = [colour_tags(sweep, {"cell_id": name, "round": 1})["mlflow.runColor"] for name in ("a", "b", "c")]
+    assert len(set(colours)) == 3
+    assert colour_tags(sweep, {"cell_id": "b", "round": 2})["mlflow.runColor"] == colours[1]
+    assert colour_tags(sweep, {"cell_id": "of another grid"}) == colour_tags({}, {"cell_id": "a"}) == {}
+
+
+def test_a_server_is_opened_by_its_address_and_a_file_by_the_ui_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    link = how_to_open("http://ann:***@example.org:5000", "7")
+    assert link.startswith("open http://example.org:5000/#/experiments/7/runs?workflowType=machine_learning")
+    here, there = f"sqlite:///{tmp_path}/mlflow.db", "sqlite:////srv/mlflow.db"
+    command = "python -m tinydit_ray.tracking ui --tracking-uri"
+    assert how_to_open(here, "1") == f"open it with: make ui, or {command} '{here}'"
+    assert how_to_open(there, "1") == f"open it with: {command} '{there}'"
+
+
+def test_the_description_of_a_sweep_begins_with_its_table(tmp_path):
+    table, other = "| setup |\n|---|\n| sdpa |", "| setup |\n|---|\n| bf16 |"
+    path = tmp_path / "summary.md"
+    path.write_text(f"### s\n\n- **machine**: two\n\n{table}\n\nIt is not FID.\n")
+    assert parent.note({"summary.md": path}) == f"{table}\n\n### s\n\n- **machine**: two\n\nIt is not FID.\n"
+    path.write_text(f"### s\n\nhere\n\n{table}\n\nthere\n\n{other}\n")  # each table below its own words
+    assert parent.note({"summary.md": path}) == path.read_text()
 
 
 def test_the_key_tells_rounds_and_attempts_apart():

@@ -15,7 +15,7 @@ from tinydit_ray.sweep.best import print_best, write_best
 from tinydit_ray.sweep.errors import BAD_CELL, OK, SweepBroken
 from tinydit_ray.sweep.results import write_results
 from tinydit_ray.sweep.table import summary_text
-from tinydit_ray.tracking import round_name, summary_files
+from tinydit_ray.tracking import how_to_open, round_name, summary_files
 
 if TYPE_CHECKING:
     from tinydit_ray.sweep.driver import Finish, Sweep
@@ -77,8 +77,8 @@ def print_where(console: Console, sweep: Sweep) -> None:
     tracking = sweep.content.get("tracking")
     if tracking:
         console.print(
-            f"MLflow: experiment {tracking['experiment']!r} in {tracking['uri']}; open it with: make ui, or"
-            f" python -m tinydit_ray.tracking ui --tracking-uri '{tracking['uri']}'",
+            f"MLflow: experiment {tracking['experiment']!r} in {tracking['uri']};"
+            f" {how_to_open(tracking['uri'], sweep.tracker.experiment_id)}",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
     for warning in sweep.tracker.warnings:

@@ -7,6 +7,7 @@ from tinydit_ray.tracking.files import files_of, round_name, summary_files
 from tinydit_ray.tracking.null import NullTracker
 from tinydit_ray.tracking.tracker import Tracker
 from tinydit_ray.tracking.uri import TrackingError, absolute_uri, mask, mask_text
+from tinydit_ray.tracking.view import how_to_open
 
 __all__ = [
     "NullTracker",
@@ -14,6 +15,7 @@ __all__ = [
     "TrackingError",
     "absolute_uri",
     "files_of",
+    "how_to_open",
     "mask",
     "mask_text",
     "round_name",

@@ -49,7 +49,8 @@ def summary_files(sweep_dir: Path) -> dict[str, Path]:
 def _inside(top: Path, folder: Path, pattern: str) -> Iterator[tuple[str, Path]]:
     top = top.resolve()
     for path in sorted(folder.glob(pattern)):
-        if path.is_file() and path.suffix not in _LEFT_OUT and path.resolve().is_relative_to(top):
+        kept = path.suffix not in _LEFT_OUT and path.name != "phase"  # what a round that runs is doing
+        if path.is_file() and kept and path.resolve().is_relative_to(top):
             yield path.relative_to(folder).as_posix(), path
 
 

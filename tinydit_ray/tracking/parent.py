@@ -97,9 +97,14 @@ def counts(statuses: Mapping[str, str]) -> dict[str, int]:
 
 
 def note(summary: Mapping[str, Path]) -> str:
-    """The summary's Markdown, as the description of the sweep's run."""
+    """The summary's Markdown, as the description of the sweep's run. MLflow shows its first lines: one table goes
+    before all else."""
     for name, path in summary.items():
         if name.endswith(".md") and path.is_file():
-            text = path.read_text("utf-8", errors="replace")
+            parts = path.read_text("utf-8", errors="replace").split("\n\n")
+            tables = [part for part in parts if part.startswith("|")]
+            if len(tables) == 1:
+                parts = [*tables, *(part for part in parts if part not in tables)]
+            text = "\n\n".join(parts)
             return mask_text(text if len(text) <= _NOTE_LENGTH else text[:_NOTE_LENGTH] + "…")
     return ""

@@ -19,6 +19,7 @@ from tinydit_ray.tracking.runs import KIND_TAG, Runs, is_deleted, is_ended, open
 from tinydit_ray.tracking.split import record_key, run_of, time_ms
 from tinydit_ray.tracking.store import one_line, open_client, translated
 from tinydit_ray.tracking.uri import TrackingError, absolute_uri, mask_text
+from tinydit_ray.tracking.view import colour_tags
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -180,7 +181,7 @@ class Tracker:
             self._sent[data.key] = run.info.run_id
             return
         tags = {**parent_tags(self.run_id), "record_key": data.key, "mlflow.user": user_name()}
-        tags |= parent.source_tags(self._sweep)
+        tags |= parent.source_tags(self._sweep) | colour_tags(self._sweep, record)
         lost = f"MLflow at {self.uri} took no files of {data.name!r}; they stay in {self._sweep_dir}"
         self._sent[data.key] = self._runs.write(
             data, files, tags=tags, run=run, on_lost_files=lambda why: self._warn("files", f"{lost} ({why})")
