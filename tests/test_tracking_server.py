@@ -2,82 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import re
-import shutil
-import signal
 import socket
-import subprocess
-import sys
 import time
-import urllib.request
 from pathlib import Path
 
 import pytest
 from fake_sweep import make_sweep, summarise
-from tracking_help import ROOT, children, command, parents, runs_in, state, sweep_json
+from tracking_help import Server, children, command, parents, runs_in, state, sweep_json
 
 from tinydit_ray.tracking import Tracker, TrackingError, files_of, summary_files
 from tinydit_ray.tracking.sync import sync
-from tinydit_ray.tracking.ui import _links
 
 mlflow = pytest.importorskip("mlflow")
 pytestmark = pytest.mark.mlflow
-
-
-LOCAL = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # this machine's own server, never a proxy
-
-
-class Server:
-    """The project's ``ui`` command on a store of its own; stopped by its process group."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.uri = f"http://127.0.0.1:{self.port}"
-        self.store = f"sqlite:///{folder}/mlflow.db"
-        self.output = folder / "server.log"
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        with open(self.output, "ab") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tinydit_ray.tracking", "ui", "--port", str(self.port)],
-                cwd=self.folder,
-                env={name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
-                | {"PYTHONPATH": str(ROOT)},
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            try:
-                with LOCAL.open(f"{self.uri}/health", timeout=2):
-                    return
-            except OSError:
-                time.sleep(0.1)
-        raise AssertionError(self.output.read_text())
-
-    def stop(self) -> None:
-        if self.process is not None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait(timeout=30)
-            self.process = None
-            self._wait_until_closed()
-
-    def _wait_until_closed(self) -> None:
-        """The server's workers are children of the command: until they too are gone, the port answers."""
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
-            except OSError:
-                return
-            time.sleep(0.05)
-        raise AssertionError(f"port {self.port} still answers")
 
 
 @pytest.fixture(scope="module")
@@ -210,25 +147,3 @@ def test_a_taken_port_is_one_line(server, tmp_path):
     assert (done.returncode, done.stdout) == (2, "")
     assert f"port {server.port} cannot be used" in done.stderr
     assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.browser
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="no Chromium")
-def test_the_rounds_table_in_a_browser(server, sweep):
-    """The printed link opens the table of training runs with the columns of the comparison."""
-    folder, records = sweep
-    tracker = Tracker.open(uri=server.uri, experiment="speed", sweep=sweep_json(folder), sweep_dir=folder)
-    tracker.finish(status="FINISHED", summary={}, pooled=summarise(folder, records))
-    link = next(link for _, link in _links(server.store, server.port) if "tinydit-rounds" in link)
-    browser = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1700,1000"]
-    browser += ["--disable-background-networking", f"--user-data-dir={folder.parent / 'browser'}"]
-    browser += ["--virtual-time-budget=20000", "--dump-dom", link]
-    page = subprocess.run(browser, capture_output=True, text=True, timeout=90).stdout
-    rows = {}
-    for part in page.split('row-index="')[1:]:
-        if name := re.search(r">((?:manual|sdpa) [^<>]* · round [12][^<>]*)<", part):
-            rows[int(part.split('"')[0])] = name[1]
-    assert rows[0].startswith("sdpa bf16 compile=off")  # the fastest
-    assert len(set(rows.values())) == 5
-    columns = re.findall(r'col-id="(?:metrics|tags)\.`(\w+)`"', page)
-    assert {"ms_per_step", "speedup_vs_control", "speedup_pooled", "verdict"} <= set(columns)

@@ -4,12 +4,69 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
+LOCAL = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # this machine's own server, never a proxy
+
+
+class Server:
+    """The project's ``ui`` command on a store of its own; stopped by its process group."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self.store = f"sqlite:///{folder}/mlflow.db"
+        self.output = folder / "server.log"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with open(self.output, "ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tinydit_ray.tracking", "ui", "--port", str(self.port)],
+                cwd=self.folder,
+                env={name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
+                | {"PYTHONPATH": str(ROOT)},
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            try:
+                with LOCAL.open(f"{self.uri}/health", timeout=2):
+                    return
+            except OSError:
+                time.sleep(0.1)
+        raise AssertionError(self.output.read_text())
+
+    def stop(self) -> None:
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait(timeout=30)
+            self.process = None
+            self._wait_until_closed()
+
+    def _wait_until_closed(self) -> None:
+        """The server's workers are children of the command: until they too are gone, the port answers."""
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+            except OSError:
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"port {self.port} still answers")
 
 
 def runs_in(uri: str, experiment: str = "speed") -> list[Any]:
