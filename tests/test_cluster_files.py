@@ -93,12 +93,13 @@ def test_versions_are_those_of_the_constraints_file(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_the_token_and_the_niceness_are_on_in_every_start_command(name: str) -> None:
+def test_token_niceness_and_cleaning_up_are_on_in_every_start_command(name: str) -> None:
     config = read(name)
     for command in starts(config).values():
         before = command[: command.index("ray start")]
         assert "RAY_AUTH_MODE=token" in before
         assert "RAY_worker_niceness=0" in before
+        assert "RAY_process_group_cleanup_enabled=1" in before
     assert config["file_mounts"]["~/.ray/auth_token"] == "~/.ray/auth_token"
     assert "RAY_AUTH_MODE=token" in str(config["setup_commands"])  # for `ray exec`, whose shell is another
 

@@ -121,25 +121,6 @@ def test_bad_cells_are_rows_with_a_reason_and_the_exit_status_is_3(ray: bool, tm
         assert row["status"] == "ok" or row["reason"].split()[0] in done.stdout
 
 
-@pytest.mark.parametrize(
-    "ray", [pytest.param(True, marks=pytest.mark.ray), pytest.param(False, marks=pytest.mark.slow)]
-)
-def test_a_cell_past_its_time_is_ended_alone(ray: bool, tmp_path: Path) -> None:
-    grid = tmp_path / "slow.yaml"
-    grid.write_text(
-        "base: {model: 32/1/2, cpus_per_worker: 1}\ncells:\n  - {batch_size: 16}\n  - {batch_size: 4096, depth: 8}\n"
-    )
-    options = ["--grid", "slow.yaml", "--data", "shapes", "--time", "0.6", "--steps", "2000", "--rounds", "2"]
-    options += ["--cell-timeout", "45s", "--name", "slow", *([] if ray else ["--no-ray"])]
-    done = sweep("speed_grid.py", *options, cwd=tmp_path)
-    assert done.returncode == 3, done.stdout + done.stderr
-    found = {(row["config.batch_size"], row["round"]): row for row in records(tmp_path / "runs" / "slow")}
-    assert [found[16, number]["status"] for number in (1, 2)] == ["ok", "ok"]
-    assert found[4096, 1]["status"] == "timeout"
-    assert "45 s" in found[4096, 1]["reason"]
-    assert (found[4096, 2]["status"], found[4096, 2]["reason"]) == ("skipped", "timeout in round 1")
-
-
 @pytest.mark.slow
 def test_resume_runs_what_is_missing_or_not_ok(tmp_path: Path) -> None:
     options = [*TINY, *ONE_CPU, "--no-ray", "--rounds", "1"]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 ENVIRONMENT = {
     "RAY_worker_niceness": "0",  # workers run at nice 15 otherwise, and a timing would be of that
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_process_group_cleanup_enabled": "1",  # a trial that dies takes along what it started: compilers, loaders
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # the record is the result; nothing reads Tune's own files
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C is the driver's to handle: it keeps what is done and ends
     "RAY_AIR_NEW_OUTPUT": "0",
