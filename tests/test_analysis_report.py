@@ -128,8 +128,8 @@ def test_time_to_quality_is_when_all_have_reached_the_same_loss():
     from analysis.figures import time_to_quality
     from analysis.load import Curve
 
-    def cell(compiled):
-        return {"compile": 5.0, "setup": {"compile": "default" if compiled else "off"}}
+    def cell(compiled, flags=""):
+        return {"compile": 5.0, "setup": {"compile": "default" if compiled else "off"}, "rows": [{"flags": flags}]}
 
     slow = (cell(False), Curve([1, 2, 3, 4], [4.0, 3.0, 2.0, 1.0], [10.0, 20.0, 30.0, 40.0]))
     fast = (cell(True), Curve([1, 2, 3, 4], [4.0, 2.0, 1.0, 0.0], [1.0, 2.0, 3.0, 4.0]))
@@ -137,6 +137,18 @@ def test_time_to_quality_is_when_all_have_reached_the_same_loss():
     assert target == 2.0  # the mean of the last three of the slower one
     assert [(cell["train_s"], cell["compile"]) for cell in found] == [(40.0, 0.0), (4.0, 5.0)]
     assert time_to_quality([slow])[1] == []
+
+
+def test_the_compile_of_a_quality_grid_is_within_its_seconds():
+    from analysis.figures import time_to_quality
+    from analysis.load import Curve
+
+    curve = Curve([1, 2, 3], [1.0, 1.0, 1.0], [31.0, 32.0, 33.0])
+    for compiled, seconds in (("default", (3.0, 30.0)), ("off", (33.0, 0.0))):
+        row = {"flags": "few-steps,training-pace"}
+        cell = {"compile": 30.0, "setup": {"compile": compiled}, "rows": [row]}
+        _, found = time_to_quality([(cell, curve)] * 2)
+        assert (found[0]["train_s"], found[0]["compile"]) == seconds
 
 
 @pytest.mark.browser
