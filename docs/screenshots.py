@@ -36,16 +36,17 @@ SETTLE_S = 3.0  # charts are drawn after their numbers came
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("uri", help="MLflow store, such as sqlite:///mlflow.db")
-    parser.add_argument("--experiment", default="tinydit")
+    parser.add_argument("--experiment", default="tinydit", help="its name, or a sweep's (default: tinydit)")
     parser.add_argument("--out", type=Path, default=Path("docs"))
+    parser.add_argument("--only", nargs="+", choices=PICTURES, default=list(PICTURES), help="these pictures alone")
     options = parser.parse_args()
     client, uri = connect(options.uri)
     parent = find_parents(client, options.experiment)[-1]
     where = f"tags.run_kind = 'round' and tags.sweep_id = '{parent.data.tags['sweep_id']}'"
     rounds = list(search(client, [parent.info.experiment_id], where))
     with server(uri) as address, Browser() as browser:
-        for name, picture in PICTURES.items():
-            errors = picture(browser, address, parent, rounds, options.out / f"mlflow-{name}.png")
+        for name in options.only:
+            errors = PICTURES[name](browser, address, parent, rounds, options.out / f"mlflow-{name}.png")
             print(options.out / f"mlflow-{name}.png", *errors, sep="\n  ")
 
 
