@@ -154,12 +154,14 @@ def _smooth(curve: Curve) -> list[float]:
 
 
 def save_all(drawn: Sequence[Drawn], folder: Path, prefix: str = "") -> list[Path]:
-    """Every figure as PNG and as SVG."""
+    """Every figure as PNG and as SVG; what an earlier report drew and this one has not is removed."""
     paths = []
     for item in drawn:
-        if item.figure:
-            folder.mkdir(parents=True, exist_ok=True)
-            for kind in ("svg", "png"):
-                paths.append(folder / f"{prefix}{item.name}.{kind}")
-                plots.save(item.figure, paths[-1])
+        for path in (folder / f"{prefix}{item.name}.{kind}" for kind in ("svg", "png")):
+            if item.figure:
+                folder.mkdir(parents=True, exist_ok=True)
+                plots.save(item.figure, path)
+                paths.append(path)
+            else:
+                path.unlink(missing_ok=True)
     return paths

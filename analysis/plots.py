@@ -100,7 +100,7 @@ def speedups(cells: Sequence[Cell]) -> Figure | None:
     known = [cell for cell in cells if cell["speedup"] is not None]
     if not known:
         return None
-    words = "times as fast as the control in the same process, 95 % interval over rounds"
+    words = "times as fast as the control in the same process, 95\N{NO-BREAK SPACE}% interval over rounds"
     with _rows([_label(cell) for cell in known], words) as axes:
         labelled: set[str] = set()
         for place, cell in enumerate(known):
@@ -148,7 +148,8 @@ def main_effects(found: Sequence[Effect]) -> Figure | None:
     if not found:
         return None
     labels = [f"{e.axis}: {e.value}\ninstead of {e.reference} (n = {e.contrast.n})" for e in found]
-    with _rows(labels, "times as fast: mean with 95 % interval (thick), least and most of its n pairs (thin)") as axes:
+    words = "times as fast: mean with 95\N{NO-BREAK SPACE}% interval (thick), least and most of its n pairs (thin)"
+    with _rows(labels, words) as axes:
         for place, effect in enumerate(found):
             c = effect.contrast
             axes.plot([c.least, c.most], [place, place], color=_ORANGE, linewidth=1.0)

@@ -6,12 +6,10 @@ import dataclasses
 import io
 import json
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 from analysis_help import make_grid_sweep, product, script_here
 from rich.console import Console
-from sweep_help import ONE_CPU, TINY, sweep
 
 from analysis.watch import SILENT_S, look, shown
 from tinydit_ray.record import read_records
@@ -110,17 +108,3 @@ def test_what_is_no_progress_is_none(tmp_path):
     folder = tmp_path / "old"
     make_grid_sweep(folder, CELLS[:1], rounds=1)
     assert look(str(folder), None).ended
-
-
-@pytest.mark.slow
-def test_a_report_that_fails_harms_no_sweep(tmp_path: Path):
-    """matplotlib is not to be had: the sweep ends as without a report, and says why there is none."""
-    (tmp_path / "hidden" / "matplotlib").mkdir(parents=True)
-    (tmp_path / "hidden" / "matplotlib" / "__init__.py").write_text("raise ImportError('no', name='matplotlib')")
-    arguments = [word for word in TINY if word != "--no-report"]
-    env = {"PYTHONPATH": f"{tmp_path / 'hidden'}:{Path(__file__).parents[1]}"}
-    done = sweep("speed_grid.py", *arguments, *ONE_CPU, "--rounds", "1", "--no-ray", "--name", "one", cwd=tmp_path,
-                 env=env)  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "no report was written (matplotlib is missing: pip install 'tinydit-ray[report]')" in done.stdout
-    assert not (tmp_path / "runs" / "one" / "report.html").exists()

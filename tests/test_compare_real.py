@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from analysis_help import script, script_here
-from sweep_help import ONE_CPU, records, sweep
+from sweep_help import ONE_CPU, ROOT, records, sweep
 
 pytestmark = pytest.mark.slow
 
@@ -27,20 +29,38 @@ def net():
     return Net()
 """
 ASKED = ["--model", "my_net:net", "--set", "precision=fp32", "--set", "batch_size=32", "--data", "shapes",
-         "--steps", "0", "--fd-n", "0", "--time", "2", "--rounds", "3", "--no-ray", "--no-report",
-         *ONE_CPU]  # fmt: skip
+         "--steps", "0", "--fd-n", "0", "--time", "2", "--rounds", "3", "--no-ray", *ONE_CPU]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def top(tmp_path_factory):
-    top = tmp_path_factory.mktemp("real pair")
+def made(tmp_path_factory):
+    """The folder of both sweeps, and what Monday's printed, for which matplotlib was not to be had."""
+    top, printed = tmp_path_factory.mktemp("real pair"), ""
+    (top / "hidden" / "matplotlib").mkdir(parents=True)
+    (top / "hidden" / "matplotlib" / "__init__.py").write_text("raise ImportError('no', name='matplotlib')")
     for name, repeats in (("monday", 1), ("tuesday", 24)):
         place = top / name
         place.mkdir()
         (place / "my_net.py").write_text(NET.replace("{repeats}", str(repeats)))
-        done = sweep("speed_grid.py", *ASKED, "--name", name, "--out", str(top / "runs"), cwd=place)
+        hidden = {"PYTHONPATH": os.pathsep.join((str(top / "hidden"), str(ROOT)))}
+        extra, env = ((), hidden) if name == "monday" else (("--no-report",), {})
+        done = sweep("speed_grid.py", *ASKED, *extra, "--name", name, "--out", str(top / "runs"), cwd=place, env=env)
         assert done.returncode == 0, done.stdout + done.stderr
-    return top
+        printed = printed or done.stdout
+    return top, printed
+
+
+@pytest.fixture(scope="module")
+def top(made):
+    return made[0]
+
+
+def test_a_report_that_fails_harms_no_sweep(made):
+    """It ends as without a report, and says why there is none."""
+    top, printed = made
+    assert "no report was written (matplotlib is missing: pip install 'tinydit-ray[report]')" in printed
+    assert not (top / "runs" / "monday" / "report.html").exists()
+    assert (top / "runs" / "monday" / "summary.md").exists()
 
 
 def test_a_net_that_became_slower_fails_the_gate_and_is_named(top):

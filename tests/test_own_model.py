@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,7 @@ def test_the_net_is_seeded_and_scored_as_its_control():
     [
         ({"model": "own_nets:none"}, "own_nets has no function none"),
         ({"model": "nowhere:net"}, "nowhere cannot be imported"),
+        ({"model": "own_nets.py:conv"}, "own_nets.py cannot be imported (a module's name has no .py)"),
         ({"model": OWN, "attention": "sdpa"}, "attention: 'sdpa' has no effect on model own_nets:conv, whose function"
          " takes dim of the net's axes"),
         ({"model": "own_nets:one_size", "dim": 64}, "dim: 64 has no effect on model own_nets:one_size"),
@@ -60,7 +62,7 @@ def test_the_net_is_seeded_and_scored_as_its_control():
     ],
 )  # fmt: skip
 def test_what_is_no_such_net_is_one_line(settings, message):
-    with pytest.raises(ValueError, match=message.replace(".", r"\.")) as caught:
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
         check_networks([from_mapping(settings)])
     assert "\n" not in str(caught.value)
 

@@ -31,7 +31,8 @@ def function_of(network: str) -> Callable[..., Any]:
     try:
         found = getattr(importlib.import_module(module), name, None)
     except ImportError as error:
-        raise ValueError(f"model {network}: {module} cannot be imported ({error})") from None
+        why = "a module's name has no .py" if module.endswith(".py") else error
+        raise ValueError(f"model {network}: {module} cannot be imported ({why})") from None
     if not callable(found):
         raise ValueError(f"model {network}: {module} has no function {name}")
     return found
