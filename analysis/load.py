@@ -26,8 +26,7 @@ import pyarrow.parquet as pq
 
 from tinydit_ray.record import last_attempts, read_records
 from tinydit_ray.sweep.errors import UsageError
-from tinydit_ray.sweep.floor import load_floor
-from tinydit_ray.sweep.results import RESULT_COLUMNS, SCHEMA, result_rows
+from tinydit_ray.sweep.results import RESULT_COLUMNS, SCHEMA, rows_of_kinds
 from tinydit_ray.tracking.files import files_of
 
 Row = dict[str, Any]
@@ -120,8 +119,7 @@ def from_folder(path: Path) -> SweepData:
     records = read_records(path / "records.jsonl")
     rows = _results(path / "results.parquet")
     if records and _keys(rows) != _keys(last_attempts(records)):
-        floor, _ = load_floor(str(content.get("node_kind") or ""))
-        rows = result_rows([typed(record) for record in records], floor)
+        rows = rows_of_kinds([typed(record) for record in records])
     rows = in_grid_order([typed(row) for row in rows], content)
     return SweepData(content, rows, str(path), FolderFiles(path), path)
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from analysis.load import Curve, Row, SweepData, in_grid_order, read_content, read_curve, typed
 from tinydit_ray.record import last_attempts
 from tinydit_ray.sweep.errors import UsageError
-from tinydit_ray.sweep.floor import load_floor
-from tinydit_ray.sweep.results import RESULT_COLUMNS, result_rows
+from tinydit_ray.sweep.results import RESULT_COLUMNS, rows_of_kinds
 from tinydit_ray.tracking.runs import KIND_TAG, PAGE
 from tinydit_ray.tracking.split import LOSS_METRIC, record_key
 from tinydit_ray.tracking.store import open_client, translated
@@ -114,8 +113,7 @@ def _sweep_of(client: MlflowClient, parent: Run, runs: list[Run]) -> SweepData:
     files.run_ids.update({record_key(row): run.info.run_id for row, run in zip(rows, complete, strict=True)})
     rows = last_attempts(rows)
     if any(row["speedup_vs_control"] and row["status"] == "ok" and row["verdict"] is None for row in rows):
-        floor, _ = load_floor(str(content.get("node_kind") or ""))  # the sweep did not come to its end
-        rows = result_rows(rows, floor)
+        rows = rows_of_kinds(rows)  # the sweep did not come to its end
     origin = f"MLflow run {parent.info.run_id}"
     rows = in_grid_order(rows, content)
     return SweepData(content, rows, origin, files, tags=parent.data.tags, run_status=parent.info.status)

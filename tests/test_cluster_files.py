@@ -64,7 +64,7 @@ def test_limits_of_what_can_be_billed(name: str) -> None:
     assert all(node["min_workers"] == 0 for node in workers)  # nothing runs that nobody asked for
     assert 0 < config["idle_timeout_minutes"] <= 15
     assert {"GPU" in node["resources"] for node in workers} == {True, False}
-    assert all("tinydit-kind" in node["labels"] for node in workers)
+    assert all("tinydit_kind" in node["labels"] for node in workers)
 
 
 @pytest.mark.parametrize("name", FILES)

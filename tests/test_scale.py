@@ -17,6 +17,7 @@ from sweep_help import ROOT
 
 from analysis.load import frame_of, load
 from tinydit_ray.config import from_mapping
+from tinydit_ray.record import new_record
 from tinydit_ray.sweep.ledger import Ledger
 from tinydit_ray.sweep.pace import Pace
 from tinydit_ray.sweep.plan import Cell, Round
@@ -63,8 +64,7 @@ def seconds_of_the_screen(items: list[Round]) -> float:
         for item in items:
             assert ledger.skip_reason(item, keep_larger=False) == ("", "")
             screen.started(item, Path("/nowhere"))
-            record = dict.fromkeys(("ms_per_step", "sample_ms_per_image", "velocity_mse", "reason", "attempt"))
-            record |= {"cell_id": item.cell.cell_id, "round": 1, "status": "ok", "speedup_vs_control": None}
+            record = new_record(cell_id=item.cell.cell_id, round=1, status="ok")
             ledger.add(record)
             screen.finished(item, record)
             screen.standing(Path("/nowhere"))

@@ -13,7 +13,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from tinydit_ray.measure_training import Report, TrainedCell
 
 RECORD_FILE = "record.json"
+
+
+class WrongNode(RuntimeError):
+    """A trial was placed on a node that it is not for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,9 +168,12 @@ def enter(task: CellTask, *, grouped: bool = False) -> Entry:
     return Entry(born, entered, fresh, time.perf_counter() - start, malloc)
 
 
-def run_cell(task: CellTask, entry: Entry | None = None, report: Report | None = None) -> Record:
+def run_cell(
+    task: CellTask, entry: Entry | None = None, report: Report | None = None, node: Mapping[str, str] | None = None
+) -> Record:
     """Measure one cell in this process. Always returns a record; what went wrong is its status and reason.
-    ``report`` is called with the record so far by trials that are scored along the way.
+    ``report`` is called with the record so far by trials that are scored along the way. ``node`` names the machine
+    where it is one of a cluster: ``node_id node_ip node_kind``.
 
     Files beside it in ``task.folder``: log.txt, steps.json (raw step times), loss.csv.
     """
@@ -181,7 +188,7 @@ def run_cell(task: CellTask, entry: Entry | None = None, report: Report | None =
         fresh = "yes" if entry.fresh else "no"
         update(record, {"effective.fresh_process": fresh, "effective.malloc": entry.malloc})
         try:
-            _measure(task, record, phases, report)
+            _measure(task, record, phases, report, node or {})
         except BaseException as error:
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise
@@ -197,7 +204,9 @@ def rank_of(task: CellTask) -> int:
     return int(os.environ.get("RANK", "0")) if task.cell.workers > 1 else 0
 
 
-def _measure(task: CellTask, record: Record, phases: Phases, report: Report | None) -> None:
+def _measure(
+    task: CellTask, record: Record, phases: Phases, report: Report | None, node: Mapping[str, str]
+) -> None:
     with phases("import"):
         import torch
 
@@ -215,7 +224,8 @@ def _measure(task: CellTask, record: Record, phases: Phases, report: Report | No
         with phases("join"):
             join_from_environment(task.cell.device)
     update(record, process_facts(task.cell))
-    update(record, {"effective.ray": versions().get("ray", "none"), "node_kind": node_kind(task.cell.device)})
+    update(record, {"effective.ray": versions().get("ray", "none")})
+    _note_node(task, record, node)
     kinds = {"step": Measurement, "sampler": SamplerMeasurement, "nothing": TrainedCell, "quality": QualityRun}
     bench = kinds[task.times](task, record, phases)
     bench.report = report
@@ -233,6 +243,16 @@ def _measure(task: CellTask, record: Record, phases: Phases, report: Report | No
     elif task.explain and bench.group.rank == 0:
         with phases("explain"):
             bench.explain()
+
+
+def _note_node(task: CellTask, record: Record, node: Mapping[str, str]) -> None:
+    """Where the cell really runs. Raises WrongNode on another kind of node than its cell is of: it would be pooled with
+    rounds that it must not be compared with."""
+    update(record, node or {"node_kind": node_kind(task.cell.device)})
+    wanted = task.identity["node_kind"]
+    if node and node["node_kind"] != wanted:
+        update(record, {"node_kind": wanted})
+        raise WrongNode(f"this node is a {node['node_kind']}, the cell is of {wanted}")
 
 
 def _time(bench: Measurement, task: CellTask, phases: Phases) -> None:

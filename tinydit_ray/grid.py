@@ -27,7 +27,8 @@ from tinydit_ray.config import (
     preset_size,
 )
 
-KEYS = ("base", "axes", "cells", "exclude", "control", "rounds", "steps", "budget")
+KEYS = ("base", "axes", "cells", "exclude", "control", "rounds", "steps", "budget", "placement")
+PLACEMENTS = ("one-kind", "every-node-kind")  # of each cell, on a cluster whose nodes differ
 MANY_CELLS = 10_000  # more than this is asked about first
 
 
@@ -47,6 +48,7 @@ class Grid:
     rounds: int | None = None
     steps: int | None = None
     budget_s: float | None = None
+    placement: str | None = None
 
     @property
     def count(self) -> int:
@@ -185,6 +187,7 @@ def _grid(content: Any) -> Grid:
         rounds=_count(content.get("rounds"), "rounds", 1),
         steps=_count(content.get("steps"), "steps", 0),
         budget_s=_budget(content.get("budget")),
+        placement=_placement(content.get("placement")),
     )
     if not grid.count:
         raise ValueError("the grid is empty: give axes or cells")
@@ -239,6 +242,12 @@ def _count(value: Any, where: str, low: int) -> int | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or value < low:
         raise ValueError(f"{where}: {value!r} is not a whole number of at least {low}")
+    return value
+
+
+def _placement(value: Any) -> str | None:
+    if value is not None and value not in PLACEMENTS:
+        raise ValueError(f"placement: {value!r} is not possible; possible: {', '.join(PLACEMENTS)}")
     return value
 
 

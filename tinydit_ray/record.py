@@ -21,6 +21,7 @@ SCHEMA_VERSION = 1
 SEAL = "crc32"  # the last key of each line of records.jsonl: a checksum, no column
 
 STATUSES = ("ok", "oom", "timeout", "unsupported", "diverged", "failed", "skipped")
+NODE_LOST_FLAG = "node-lost"
 DISTURBED = frozenset({"foreign-load", "foreign-gpu"})  # flags
 FLAGS = {  # what the flags of a row mean
     "few-steps": "fewer steps were timed than the protocol asks for, so the interval is wide",
@@ -34,6 +35,7 @@ FLAGS = {  # what the flags of a row mean
     "ci-not-reached": "the interval of --ci was not reached in its time",
     "not-trained": "too slow to be trained in its share of the time",
     "training-pace": "ms/step is the pace of training, not of a timed window",
+    NODE_LOST_FLAG: "its node was lost while it ran; it is run again elsewhere",
     "stopped-early": "ended by the scheduler",
     "fd-n-below-width": "too few images for a probe-FD that ranks",
 }
@@ -50,7 +52,7 @@ IDENTITY = {
     **_columns(int, "schema_version"),
     **_columns(str, "sweep_id config_id cell_id cell_name"),
     **_columns(int, "repeat round seed attempt"),
-    **_columns(str, "status reason started_at product_version git_commit node_id node_kind"),
+    **_columns(str, "status reason started_at product_version git_commit node_id node_ip node_kind"),
     **_columns(str, "data_source data_digest batch_hash"),
 }
 ASKED = {

@@ -6,21 +6,51 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ray import tune
-from ray.tune.schedulers import ASHAScheduler
+from ray.tune.experiment import Trial
+from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 
 from tinydit_ray.record import Record, add_flags, update
 from tinydit_ray.sweep.queue import STOPPED_FLAG, EarlyStop
+
+if TYPE_CHECKING:
+    from tinydit_ray.distributed.search import RoundSearcher
 
 METRIC, SPENT = "velocity_mse", "spent"  # of each report; spent: seconds or steps of the budget
 SO_FAR = "record_so_far"
 TRAVELLING = ("quality.csv", "strip.png")  # what a trial that is stopped leaves
 
 
-def asha(stop: EarlyStop) -> ASHAScheduler:
-    """Asynchronous successive halving (Li et al., arXiv:1810.05934): nobody waits, so the first trials run on."""
-    return ASHAScheduler(
+class _Known:
+    """Tells the searcher of Tune's controller, through which it ends a trial that can never start."""
+
+    searcher: RoundSearcher
+
+    def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
+        self.searcher.controller = tune_controller
+        super().on_trial_add(tune_controller, trial)  # type: ignore[misc]
+
+
+class _Fifo(_Known, FIFOScheduler):
+    pass
+
+
+class _Asha(_Known, ASHAScheduler):
+    pass
+
+
+def scheduler(searcher: RoundSearcher, stop: EarlyStop | None) -> TrialScheduler:
+    """First in, first out; or asynchronous successive halving (Li et al., arXiv:1810.05934), where nobody waits, so
+    that the first trials run on."""
+    found = _asha(stop) if stop else _Fifo()
+    found.searcher = searcher
+    return found
+
+
+def _asha(stop: EarlyStop) -> _Asha:
+    return _Asha(
         time_attr=SPENT, metric=METRIC, mode="min", max_t=stop.budget,  # type: ignore[arg-type]  # any number
         grace_period=stop.budget * stop.first, reduction_factor=stop.factor,  # type: ignore[arg-type]
     )  # fmt: skip

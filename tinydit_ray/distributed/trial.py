@@ -25,12 +25,23 @@ def tune_trial(config: dict[str, Any]) -> None:
     if task.cell.workers > 1:
         from tinydit_ray.distributed.workers import run_together
 
-        tune.report(run_together(task))
+        tune.report(run_together(task, config["nodes"]))
         return
     entry = enter(task)
     from ray.train import ScalingConfig
 
-    _fit(task, entry, ScalingConfig(num_workers=0, use_gpu=task.cell.gpus_per_worker > 0))
+    scaling = ScalingConfig(num_workers=0, use_gpu=task.cell.gpus_per_worker > 0)
+    _fit(task, entry, scaling, here(task, config["nodes"]))
+
+
+def here(task: CellTask, nodes: list[str]) -> dict[str, str]:
+    """What the record says of the node that the trial really runs on; ``nodes`` are those it was given, none where
+    this machine is all there is."""
+    if not nodes:
+        return {}
+    from tinydit_ray.distributed.nodes import where_am_i
+
+    return where_am_i(task.cell.device)
 
 
 def tune_trial_documented(config: dict[str, Any]) -> None:
@@ -46,7 +57,7 @@ def tune_trial_documented(config: dict[str, Any]) -> None:
     _fit(task, None, workers)
 
 
-def _fit(task: CellTask, entry: Entry | None, scaling: Any) -> None:
+def _fit(task: CellTask, entry: Entry | None, scaling: Any, node: dict[str, str] | None = None) -> None:
     from ray import tune
     from ray.train import RunConfig
     from ray.train.torch import TorchTrainer
@@ -55,7 +66,7 @@ def _fit(task: CellTask, entry: Entry | None, scaling: Any) -> None:
 
     def train_loop(loop_config: dict[str, Any]) -> Any:
         began = entry or enter(task, grouped=True)
-        record = run_cell(task, began, reporter(Path(task.folder)) if task.reports else None)
+        record = run_cell(task, began, reporter(Path(task.folder)) if task.reports else None, node)
         scores = final_result(record, bool(task.train_s)) if task.reports else {}
         return {**report_of(task, record), **scores}
 

@@ -19,15 +19,15 @@ class RankFailed(RuntimeError):
     """A worker's cell is not ok; the message is its record. It ends the group: the others wait for this one."""
 
 
-def run_together(task: CellTask) -> dict[str, Any]:
-    """Run a cell in a worker group; returns what the trial reports, whatever happened."""
+def run_together(task: CellTask, nodes: list[str]) -> dict[str, Any]:
+    """Run a cell in a worker group on these nodes (none: anywhere); returns what the trial reports, whatever it is."""
     from ray.train import WorkerGroupError
     from ray.train.v2.api.exceptions import TrainingFailedError
 
     start = time.monotonic()
     try:
         with tempfile.TemporaryDirectory(prefix="tinydit-train-") as storage:
-            return _fit_group(task, storage)
+            return _fit_group(task, nodes, storage)
     except WorkerGroupError as error:
         record, text = _failed_record(task, error.worker_failures, time.monotonic() - start), str(error)
     except TrainingFailedError as error:
@@ -36,11 +36,12 @@ def run_together(task: CellTask) -> dict[str, Any]:
     return {"record": json.dumps(record, ensure_ascii=False), "files": {"error.txt": text.encode()}}
 
 
-def _fit_group(task: CellTask, storage: str) -> dict[str, Any]:
+def _fit_group(task: CellTask, nodes: list[str], storage: str) -> dict[str, Any]:
     from ray.train import ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
     from ray.train.v2.api.config import FailureConfig, RunConfig  # what ray.train has under these names at run time
 
+    from tinydit_ray.distributed.nodes import selector
     from tinydit_ray.train.group import COLLECTIVE_TIMEOUT_S, backend_of
 
     cell = task.cell
@@ -55,10 +56,11 @@ def _fit_group(task: CellTask, storage: str) -> dict[str, Any]:
     )  # fmt: skip
     result: Any = TorchTrainer(
         train_worker,  # type: ignore[arg-type]  # what rank 0 returns becomes result.return_value
-        train_loop_config={"task": task.to_json()},
+        train_loop_config={"task": task.to_json(), "nodes": nodes},
         torch_config=TorchConfig(backend=backend_of(cell.device), timeout_s=int(COLLECTIVE_TIMEOUT_S)),
-        scaling_config=ScalingConfig(
-            num_workers=cell.workers, use_gpu=cell.gpus_per_worker > 0, resources_per_worker=resources
+        scaling_config=ScalingConfig(  # type: ignore[call-arg]  # of V2 at run time, which has selectors
+            num_workers=cell.workers, use_gpu=cell.gpus_per_worker > 0, resources_per_worker=resources,
+            label_selector=selector(nodes) if nodes else None,
         ),
         run_config=run,
     ).fit()
@@ -67,10 +69,10 @@ def _fit_group(task: CellTask, storage: str) -> dict[str, Any]:
 
 def train_worker(config: dict[str, Any]) -> Any:
     """What each worker of the group runs."""
-    from tinydit_ray.distributed.trial import report_of
+    from tinydit_ray.distributed.trial import here, report_of
 
     task = CellTask.from_json(config["task"])
-    record = run_cell(task)
+    record = run_cell(task, node=here(task, config["nodes"]))
     if record["status"] != "ok":
         raise RankFailed(json.dumps(record, ensure_ascii=False))
     return report_of(task, record) if rank_of(task) == 0 else None

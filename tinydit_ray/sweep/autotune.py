@@ -24,6 +24,7 @@ from tinydit_ray.sweep.folder import SweepFolder
 from tinydit_ray.sweep.options import SweepOptions
 from tinydit_ray.sweep.plan import Cell, Round
 from tinydit_ray.sweep.prepare import prepare
+from tinydit_ray.sweep.queue import Ready
 from tinydit_ray.sweep.results import pool
 from tinydit_ray.sweep.search import Point, Search
 from tinydit_ray.sweep.seeds import seed_rounds
@@ -45,21 +46,28 @@ class TunedSweep(Sweep):
         self.by_point = {point_of(cell.config, self.search.axes): cell for cell in cells}
         self.requests = self.search.run()
         self.asked: list[Point] = []
-        self.out_of_time = False
+        self.out_of_time = self.ended = False
 
-    def next(self) -> CellTask | None:
-        while (task := super().next()) is None and self._ask():
+    def next(self, ready: Ready | None = None) -> CellTask | None:
+        while (task := super().next(ready)) is None and not (self.rounds or self.running) and self._ask():
             pass
         return task
+
+    @property
+    def waiting(self) -> int:
+        """Until the search has asked for its last there is more to come."""
+        return len(self.rounds) or int(not self.ended)
 
     def _ask(self) -> bool:
         """Put the search's next request into the queue; False at its end."""
         self.out_of_time = self.pace.budget_left_s() < 0
         if self.out_of_time:
+            self.ended = True
             return False
         try:
             request = self.requests.send(self._answers()) if self.asked else next(self.requests)
         except StopIteration:
+            self.ended = True
             return False
         self.asked = request.points
         cells = [self.by_point[point] for point in request.points]
@@ -109,8 +117,11 @@ def check_space(options: SweepOptions, cells: list[Cell]) -> None:
         raise UsageError("autotune: the grid has one cell; there is nothing to choose")
     if options.rounds < 2:
         raise UsageError(f"--rounds {options.rounds}: autotune needs at least 2, for a second look in another process")
-    if options.concurrent > 1:
+    if options.concurrent not in (None, 1):
         raise UsageError("autotune decides from each result what to time next: one trial at a time")
+    if len({cell.kind for cell in cells}) > 1:
+        raise UsageError(f"autotune searches on one kind of node: not --placement {options.placement}; --on KIND")
+    options.concurrent = 1  # also where there are many nodes
 
 
 def search_of(cells: list[Cell], rounds: int) -> Search:

@@ -14,6 +14,7 @@ from rich.console import Console
 from tinydit_ray.atomic import replace_text
 from tinydit_ray.bench.seeds import BETTER, WITHIN, WORSE
 from tinydit_ray.config import AXES, Scalar
+from tinydit_ray.sweep.kinds import by_kind
 
 BEST_FILE = "best.yaml"
 TRAIN_STEPS = 4000
@@ -103,12 +104,24 @@ def training_command(profile: Path | str, *, name: str, data: Mapping[str, Any] 
     return shlex.join(words)
 
 
-def write_best(folder: Path, rows: Sequence[Mapping[str, Any]], content: Mapping[str, Any]) -> Best | None:
+def write_bests(folder: Path, rows: Sequence[Mapping[str, Any]], content: Mapping[str, Any], console: Console) -> None:
+    """Write and print the best of each kind of node: what is fastest on one need not be on another."""
+    kinds = by_kind(rows)
+    for kind, group in kinds.items():
+        name = f"best-{kind}.yaml" if len(kinds) > 1 else BEST_FILE
+        if len(kinds) > 1:
+            console.print(f"on {kind}:", highlight=False)
+        print_best(console, write_best(folder, group, content, name), group)
+
+
+def write_best(
+    folder: Path, rows: Sequence[Mapping[str, Any]], content: Mapping[str, Any], name: str = BEST_FILE
+) -> Best | None:
     """Write ``best.yaml`` into the sweep's folder; None, and no file, where nothing is proven faster.
 
     ``content`` is the sweep's ``sweep.json``.
     """
-    path = folder / BEST_FILE
+    path = folder / name
     row = best_row(rows)
     if row is None:
         path.unlink(missing_ok=True)  # of an earlier session of the same sweep

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 
 from tinydit_ray.arguments import count, duration, positive
+from tinydit_ray.grid import PLACEMENTS
 from tinydit_ray.sweep.errors import BAD_CELL, INTERRUPTED, OK, USAGE, SweepBroken, UsageError
 from tinydit_ray.sweep.options import SweepOptions, options_from, parser
 from tinydit_ray.sweep.quiet import make_console
@@ -51,6 +52,8 @@ def null_check(arguments: list[str]) -> int:
     if args.steps is None:
         args.steps = 0  # nothing is trained: the timing is in question
     options = options_from(args, default_grid="null", command=["null-check", *arguments])
+    if options.placement != PLACEMENTS[0]:
+        raise UsageError(f"--placement {options.placement}: a noise floor is of one kind of node; --on KIND names it")
     options.repeats = args.comparisons
     options.time_s = args.time_s or 30.0
     options.self_control = True
@@ -102,6 +105,8 @@ def overhead(arguments: list[str]) -> int:
     args = parse(p, arguments)
     args.quick, args.rounds, args.time_s, args.steps = True, 1, args.time_s or 3.0, args.steps or 0
     options = options_from(args, default_grid="null", command=["overhead", *arguments])
+    if options.address:
+        raise UsageError(f"--address {options.address}: what Ray costs a trial is measured on this machine")
     return run_overhead(options, make_console(), args.trials)
 
 

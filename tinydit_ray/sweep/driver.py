@@ -7,15 +7,15 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from tinydit_ray.bench.memory import share_mb
 from tinydit_ray.bench.system import SystemMetrics
 from tinydit_ray.cell import CellTask, blank_record
-from tinydit_ray.record import Record, add_flags
-from tinydit_ray.sweep.connect import make_executor, open_tracker
+from tinydit_ray.record import NODE_LOST_FLAG, Record, add_flags
+from tinydit_ray.sweep.connect import joined, make_executor, open_tracker
 from tinydit_ray.sweep.cost import print_cost, read_cluster
 from tinydit_ray.sweep.ending import conclude, exit_status, leave
 from tinydit_ray.sweep.errors import INTERRUPTED, OK, ExecutorLost, SweepBroken, UsageError
@@ -27,13 +27,18 @@ from tinydit_ray.sweep.options import SweepOptions
 from tinydit_ray.sweep.pace import MIN_WINDOW_S, Pace
 from tinydit_ray.sweep.plan import Cell, Round, estimate_s, make_rounds, round_estimate_s
 from tinydit_ray.sweep.prepare import prepare
-from tinydit_ray.sweep.queue import EarlyStop
-from tinydit_ray.sweep.results import result_rows, write_results
+from tinydit_ray.sweep.queue import EarlyStop, Ready
+from tinydit_ray.sweep.results import rows_of_kinds, write_results
 from tinydit_ray.sweep.resume import take_up
 from tinydit_ray.sweep.screen import Screen, print_plan
 from tinydit_ray.sweep.seeds import after_first, seed_rounds
 from tinydit_ray.sweep.table import print_table
 from tinydit_ray.tracking import NullTracker, Tracker, summary_files
+
+if TYPE_CHECKING:
+    from tinydit_ray.distributed.cluster import RayCluster
+
+MAX_LOST = 3  # attempts at a round whose node is lost
 
 
 class Sweep:
@@ -54,7 +59,7 @@ class Sweep:
         self.system: SystemMetrics | None = None
         self.interrupts = Interrupts()
         self.flags: list[str] = []  # of every row of this session
-        self.memory_limit_mb = 1e3 * (options.memory_limit_gb or 0.0) or share_mb(options.concurrent)
+        self.memory_limit_mb = _memory_limit_mb(options)
         self.pace = Pace(lambda item: round_estimate_s(item, options), options.budget_s)
         self.handed_out: dict[str, float] = {}
         self._results_due = 0.0
@@ -69,17 +74,22 @@ class Sweep:
         """Records of this session."""
         return self.ledger.new
 
-    def next(self) -> CellTask | None:
-        while self.rounds:
-            window_s = self._window_s()
-            item = self.rounds.popleft()
-            task = self.task_of(item, window_s or 0.0)
+    @property
+    def waiting(self) -> int:
+        return len(self.rounds)
+
+    def next(self, ready: Ready | None = None) -> CellTask | None:
+        for item in list(self.rounds):
             status, reason = self.ledger.skip_reason(item, keep_larger=self.options.keep_larger)
+            if not status and ready and not ready(item.cell.config, item.cell.kind):
+                continue
+            window_s = self._window_s()
+            self.rounds.remove(item)
+            task = self.task_of(item, window_s or 0.0)
             if not status and not window_s:
                 status, reason = "skipped", f"--budget {self.options.budget_s:.0f} s is used up"
             if status:
-                with self.writing():
-                    self._keep(item, task, {**blank_record(task), "status": status, "reason": reason})
+                self._leave_out(item, task, status, reason)
                 continue
             self.running[task.folder] = item
             self.handed_out[task.folder] = time.monotonic()
@@ -89,6 +99,21 @@ class Sweep:
                     self.tell()
             return task
         return None
+
+    def _leave_out(self, item: Round, task: CellTask, status: str, reason: str) -> None:
+        """The row of a round that gets no trial."""
+        with self.writing():
+            self._keep(item, task, {**blank_record(task), "status": status, "reason": reason})
+
+    def standing(self, at_once: int, waits_for: str = "") -> None:
+        self.pace.at_once = at_once
+        if self.screen:
+            self.screen.waits_for(waits_for)
+
+    def give_up(self, ready: Ready, reason: str) -> None:
+        for item in [item for item in self.rounds if not ready(item.cell.config, item.cell.kind)]:
+            self.rounds.remove(item)
+            self._leave_out(item, self.task_of(item, 0.0), "failed", reason)
 
     def _window_s(self) -> float | None:
         """Timed seconds of the next round, within the budget; None where the budget has no place for it."""
@@ -124,7 +149,6 @@ class Sweep:
             train_steps=options.steps if first else 0, fd_images=options.fd_images, ema=options.ema,
             timeout_s=options.cell_timeout_s, train_limit_s=self._train_limit_s() if first else 0.0,
             memory_limit_mb=self.memory_limit_mb / cell.config.workers, wait_quiet_s=options.wait_quiet_s,
-            concurrent=options.concurrent,
             queued_at=time.time(),
         )  # fmt: skip
 
@@ -134,7 +158,7 @@ class Sweep:
             "sweep_id": content["sweep_id"], "config_id": cell.config.config_id, "cell_id": cell.cell_id,
             "cell_name": cell.name, "repeat": cell.repeat, "round": item.number, "attempt": attempt,
             "product_version": content["product_version"], "git_commit": content["git_commit"],
-            "node_kind": content["node_kind"], "node_id": content["machine"]["node_id"],
+            "node_kind": cell.kind, "node_id": None if self.options.address else content["machine"]["node_id"],
             "data_source": content["data"]["source"], "data_digest": content["data"]["digest"],
         }  # fmt: skip
 
@@ -146,15 +170,39 @@ class Sweep:
         item = self.running.pop(task.folder)
         if record["status"] == "ok":
             self.pace.finished(item, time.monotonic() - self.handed_out[task.folder])
+        self._lay_down(task, files)
+        self._keep(item, task, record)
+
+    def _lay_down(self, task: CellTask, files: dict[str, bytes]) -> None:
         folder = Path(task.folder)
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             if not (folder / name).exists():
                 (folder / Path(name).name).write_bytes(content)
-        self._keep(item, task, record)
+
+    def lost(self, task: CellTask, record: Record, files: dict[str, bytes]) -> None:
+        with self.writing():
+            item = self.running.pop(task.folder)
+            self._lay_down(task, files)
+            if self.ledger.times_lost(item) + 1 >= MAX_LOST:
+                record["reason"] = f"its node was lost {MAX_LOST} times"
+                self._keep(item, task, record)
+                return
+            add_flags(record, [NODE_LOST_FLAG])
+            self._store(task, record)
+            self.rounds.appendleft(item)
+            if self.screen:
+                self.screen.lost(item, record)
+                self.tell()
 
     def _keep(self, item: Round, task: CellTask, record: Record) -> None:
         """The sweep folder first, then MLflow, then the screen."""
+        self._store(task, record)
+        if self.screen:
+            self.screen.finished(item, record)
+            self.tell()
+
+    def _store(self, task: CellTask, record: Record) -> None:
         add_flags(record, self.flags)
         self.folder.append(record)
         self.ledger.add(record)
@@ -162,11 +210,8 @@ class Sweep:
         folder = Path(task.folder)
         files = {path.name: path for path in folder.glob("*") if path.is_file()} if folder.exists() else {}
         self.tracker.log_record(record, files)
-        if self.screen:
-            self.screen.finished(item, record)
-            self.tell()
 
-    def lost(self, why: str) -> None:
+    def executor_lost(self, why: str) -> None:
         """Ray is gone, and its library does not return: end here, in the thread that noticed."""
         leave(self, self.broken(ExecutorLost(why)))
 
@@ -212,11 +257,17 @@ class Sweep:
     def rows(self) -> list[dict[str, Any]]:
         """Rows of this sweep's cells and of removed ones, in the order of the grid."""
         order = {cell.cell_id: i for i, cell in enumerate(self.cells)}
-        rows = result_rows(self.records, self.floor)
+        rows = rows_of_kinds(self.records)
         return sorted(rows, key=lambda row: (order.get(row["cell_id"], len(order)), row["round"] or 0))
 
 
 Finish = Callable[[Sweep, Console], None]  # what a script prints beyond the table
+
+
+def _memory_limit_mb(options: SweepOptions) -> float:
+    if options.memory_limit_gb or options.address:  # what is free here says nothing of other machines
+        return 1e3 * (options.memory_limit_gb or 0.0)
+    return share_mb(options.concurrent if isinstance(options.concurrent, int) else 1)
 
 
 def run_sweep(
@@ -230,8 +281,8 @@ def run_sweep(
     ``finish`` adds what a script prints beyond the table, ``make`` is the kind of sweep. Raises
     UsageError before any trial where something asked for cannot be done.
     """
-    with Interrupts().listening() as interrupts:
-        content, cells, duplicates = prepare(options, console)
+    with Interrupts().listening() as interrupts, joined(options, console) as cluster:
+        content, cells, duplicates = prepare(options, console, cluster)
         if options.dry_run:
             rounds = make_rounds(cells, options.rounds, "") + seed_rounds(cells, content)
             print_plan(console, cells, estimate_s(rounds, options), options)
@@ -247,7 +298,7 @@ def run_sweep(
             sweep.interrupts, sweep.flags = interrupts, flags
             if duplicates:
                 console.print(f"{duplicates} duplicate cells removed")
-            return _run(sweep, console, finish)
+            return _run(sweep, console, finish, cluster)
         except UsageError:
             if not options.resume:
                 folder.discard()  # nothing was measured: the same name can be used again
@@ -256,7 +307,7 @@ def run_sweep(
             folder.close()
 
 
-def _run(sweep: Sweep, console: Console, finish: Finish | None) -> int:
+def _run(sweep: Sweep, console: Console, finish: Finish | None, cluster: RayCluster | None) -> int:
     from tinydit_ray.sweep.quiet import quiet_output
 
     options, folder = sweep.options, sweep.folder
@@ -265,7 +316,8 @@ def _run(sweep: Sweep, console: Console, finish: Finish | None) -> int:
         console = stack.enter_context(quiet_output(folder.logs / "driver.log"))
         sweep.tracker = open_tracker(options, sweep.content, folder)
         folder.write_sweep(sweep.content)
-        executor = make_executor(options, [cell.config for cell in sweep.space], sweep.early_stop)
+        configs, kind = [cell.config for cell in sweep.space], sweep.content["node_kind"]
+        executor = make_executor(options, configs, kind, sweep.early_stop, cluster)
         stack.callback(executor.close)
         if options.system_metrics:
             sweep.system = SystemMetrics()

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from rich.console import Console
 
 from tinydit_ray.atomic import replace_text
-from tinydit_ray.record import BAD_STATUSES
+from tinydit_ray.record import BAD_STATUSES, NODE_LOST_FLAG, flags_of
 from tinydit_ray.sweep.attach import attach_report
-from tinydit_ray.sweep.best import print_best, write_best
+from tinydit_ray.sweep.best import write_bests
 from tinydit_ray.sweep.errors import BAD_CELL, OK, SweepBroken
 from tinydit_ray.sweep.results import write_results
 from tinydit_ray.sweep.table import summary_text
@@ -38,7 +38,7 @@ def conclude(sweep: Sweep, console: Console, finish: Finish | None, *, interrupt
     if finish and not interrupted:
         finish(sweep, console)
     if not sweep.options.self_control and sweep.space[0].times == "step":
-        print_best(console, write_best(folder.path, sweep.best_rows(), sweep.content), sweep.best_rows())
+        write_bests(folder.path, sweep.best_rows(), sweep.content, console)
     if sweep.options.report and not interrupted:
         attach_report(folder.path, console)
     sweep.tracker.finish(
@@ -70,7 +70,7 @@ def print_where(console: Console, sweep: Sweep) -> None:
     """The path of the sweep folder, of the logs of cells that went wrong, and how to open MLflow."""
     slugs = {cell.cell_id: cell.slug for cell in sweep.cells}
     for row in sweep.new:
-        if row["status"] in BAD_STATUSES and row["cell_id"] in slugs:
+        if row["status"] in BAD_STATUSES and row["cell_id"] in slugs and NODE_LOST_FLAG not in flags_of(row):
             log = sweep.folder.path / "cells" / slugs[row["cell_id"]] / round_name(row) / "log.txt"
             console.print(f"{row['cell_name']}: {row['status']}, see {log}", highlight=False, soft_wrap=True)
     console.print(f"sweep folder: {sweep.folder.path}", highlight=False, soft_wrap=True)

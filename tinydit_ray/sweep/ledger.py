@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tinydit_ray.record import BAD_STATUSES, Record
+from tinydit_ray.record import BAD_STATUSES, NODE_LOST_FLAG, Record, flags_of
 from tinydit_ray.sweep.plan import Cell, Round
 
 
@@ -30,6 +30,8 @@ class Ledger:
     def add(self, record: Record) -> None:
         self._enter(record)
         self.new.append(record)
+        if NODE_LOST_FLAG in flags_of(record):
+            return  # says nothing of the cell
         if record["status"] == "unsupported" or record["status"] in BAD_STATUSES:
             self._stopped.setdefault(record["cell_id"], record)
         if record["status"] == "oom":
@@ -40,6 +42,9 @@ class Ledger:
 
     def next_attempt(self, item: Round) -> int:
         return 1 + max((row["attempt"] or 0 for row in self._attempts_at(item)), default=0)
+
+    def times_lost(self, item: Round) -> int:
+        return sum(NODE_LOST_FLAG in flags_of(row) for row in self._attempts_at(item))
 
     def _attempts_at(self, item: Round) -> list[Record]:
         return self._attempts.get((item.cell.cell_id, item.number), [])

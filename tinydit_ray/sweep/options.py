@@ -15,6 +15,7 @@ from tinydit_ray.grid import MANY_CELLS, Grid, GridError, load_grid, parse_sets
 from tinydit_ray.record import Record
 from tinydit_ray.storage import Storage, StorageError
 from tinydit_ray.sweep.errors import UsageError
+from tinydit_ray.sweep.kinds import add_placement
 from tinydit_ray.sweep.repeat import grid_of, read_record
 
 DEFAULT_ROUNDS = 3
@@ -60,7 +61,10 @@ class SweepOptions:
     memory_limit_gb: float | None = None
     wait_quiet_s: float = 0.0
     keep_larger: bool = False
-    concurrent: int = 1
+    concurrent: int | str | None = None  # trials at a time; None: one per node; "per-gpu"
+    on: str | None = None  # the kind of node that the sweep is pinned to
+    placement: str = "one-kind"
+    wait_nodes_s: float | None = None  # for nodes that are not there yet; None: where the cluster can add some
     address: str | None = None
     storage: str = ""  # URI of where trained weights go; "" for nowhere
     tracking_uri: str | None = None
@@ -197,10 +201,8 @@ def _where_to_run(where: argparse._ArgumentGroup) -> None:
     where.add_argument(
         "--no-ray", dest="ray", action="store_false", help="cells one after another in subprocesses, no Ray"
     )
-    where.add_argument(
-        "--concurrent", type=count(1), default=1, metavar="N", help="trials at a time; above 1 rows are flagged so"
-    )
     where.add_argument("--address", help="an existing Ray cluster (default: $RAY_ADDRESS, else start one here)")
+    add_placement(where)
 
 
 def _what_comes_out(out: argparse._ArgumentGroup) -> None:
@@ -265,12 +267,18 @@ def options_from(args: argparse.Namespace, *, default_grid: str, command: list[s
         cell_timeout_s=args.cell_timeout_s or CELL_TIMEOUT_S,
         memory_limit_gb=args.memory_limit_gb, wait_quiet_s=args.wait_quiet_s,
         keep_larger=args.keep_larger, only=tuple(args.only), repeated=repeated, concurrent=args.concurrent,
-        address=args.address or os.environ.get("RAY_ADDRESS") or None, tracking_uri=args.tracking_uri,
+        on=args.on, placement=args.placement or grid.placement or "one-kind", wait_nodes_s=args.wait_nodes_s,
+        address=args.address or _ray_address(args), tracking_uri=args.tracking_uri,
         experiment=args.experiment, out=args.out, name=args.resume or args.name, resume=bool(args.resume),
         ray=args.ray, dry_run=args.dry_run, cluster=args.cluster, report=args.report,
         system_metrics=args.system_metrics, command=command,
         storage=_storage(args, steps), allow_changed=args.allow_changed, given=getattr(args, "given", {}),
     )  # fmt: skip
+
+
+def _ray_address(args: argparse.Namespace) -> str | None:
+    """As all of Ray's programs do; a sweep without Ray joins nothing."""
+    return (os.environ.get("RAY_ADDRESS") or None) if args.ray else None
 
 
 def _storage(args: argparse.Namespace, steps: int) -> str:
@@ -306,8 +314,10 @@ def _check_together(args: argparse.Namespace, steps: int) -> None:
         raise UsageError(f"--seeds {args.seeds}: nothing is trained with 0 steps; give --steps")
     if args.cluster and not args.dry_run:
         raise UsageError(f"--cluster {args.cluster}: only with --dry-run; a sweep joins a running one by --address")
-    if args.concurrent > 1 and not args.ray:
+    if args.concurrent not in (None, 1) and not args.ray:
         raise UsageError(f"--concurrent {args.concurrent} and --no-ray: without Ray cells run one after another")
+    if args.wait_nodes_s and not args.address:
+        raise UsageError("--wait-nodes: only with --address; this machine alone gets no more nodes")
 
 
 def _budget(args: argparse.Namespace, grid: Grid) -> float:

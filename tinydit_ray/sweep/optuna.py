@@ -25,6 +25,7 @@ from tinydit_ray.sweep.folder import SweepFolder
 from tinydit_ray.sweep.options import SweepOptions
 from tinydit_ray.sweep.plan import Cell, Round, estimate_s
 from tinydit_ray.sweep.prepare import prepare
+from tinydit_ray.sweep.queue import Ready
 from tinydit_ray.sweep.results import pool
 from tinydit_ray.sweep.screen import minutes
 from tinydit_ray.sweep.seeds import is_seed_row, seed_rounds
@@ -67,6 +68,8 @@ def check_search(options: SweepOptions, cells: Sequence[Cell]) -> None:
         raise UsageError("--search optuna: the quality of a cell is one objective; give --steps")
     if any(cell.times != "step" for cell in cells):
         raise UsageError("--search optuna: the step time is one objective; this grid times samplers")
+    if len({cell.kind for cell in cells}) > 1:
+        raise UsageError(f"--search optuna: on one kind of node, not --placement {options.placement}; --on KIND")
     if len(cells) < 2:
         raise UsageError("--search optuna: the grid has one cell; there is nothing to choose")
 
@@ -89,16 +92,27 @@ class SearchedSweep(Sweep):
         self.search = OptunaAsk(self.axes, dict(zip(self.axes, first, strict=True)), OBJECTIVES, seed)
         self.proposed: dict[str, str] = {}  # cell_id -> the proposal that waits for its numbers
         self.again = self.outside = 0
+        self.ended = False
 
-    def next(self) -> CellTask | None:
-        while (task := super().next()) is None and self._propose():
+    def next(self, ready: Ready | None = None) -> CellTask | None:
+        while (task := super().next(ready)) is None and not self.rounds and self._is_free(ready) and self._propose():
             pass
         return task
+
+    def _is_free(self, ready: Ready | None) -> bool:
+        """Whether a cell could start now: what is proposed earlier knows less."""
+        return ready is None or ready(self.space[0].config, self.space[0].kind)
+
+    @property
+    def waiting(self) -> int:
+        """Until the search is at its end there is more to come."""
+        return len(self.rounds) or int(not self.ended)
 
     def _propose(self) -> bool:
         """Put the next new cell's rounds into the queue; False where the search is at its end."""
         enough = min(self.options.trials, len(self.space))
         if len(self.cells) >= enough or self.pace.budget_left_s() < 0:
+            self.ended = True
             return False
         for _ in range(MOST_REPEATS):
             self._tell()
@@ -112,6 +126,7 @@ class SearchedSweep(Sweep):
             self.cells.append(cell)
             self._enter(cell)
             return True
+        self.ended = True
         return False
 
     def _enter(self, cell: Cell) -> None:

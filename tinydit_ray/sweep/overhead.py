@@ -24,7 +24,7 @@ from tinydit_ray.sweep.local import LocalExecutor
 from tinydit_ray.sweep.options import SweepOptions
 from tinydit_ray.sweep.plan import Round
 from tinydit_ray.sweep.prepare import prepare
-from tinydit_ray.sweep.queue import Executor
+from tinydit_ray.sweep.queue import Executor, Ready
 from tinydit_ray.sweep.table import Column, print_columns, text_of
 
 STARTING = ("queued_s", "start_s")  # waiting and starting a process; the rest are the cell's own phases
@@ -52,7 +52,13 @@ class _Trials:
         self.started = 0.0
         self.trials: list[Trial] = []
 
-    def next(self) -> CellTask | None:
+    @property
+    def waiting(self) -> int:
+        return self.left
+
+    def next(self, ready: Ready | None = None) -> CellTask | None:
+        if ready and not ready(self.task.cell, self.task.identity["node_kind"]):
+            return None
         if not self.left:
             return None
         self.left -= 1
@@ -66,13 +72,22 @@ class _Trials:
             queued_at=time.time(),
         )
 
+    def lost(self, task: CellTask, record: Record, files: dict[str, bytes]) -> None:
+        raise NotImplementedError("one machine has no node to lose")
+
+    def standing(self, at_once: int, waits_for: str = "") -> None:
+        """One trial at a time, here."""
+
+    def give_up(self, ready: Ready, reason: str) -> None:
+        raise NotImplementedError(reason)
+
     def done(self, task: CellTask, record: Record, files: dict[str, bytes]) -> None:
         wall = time.perf_counter() - self.started
         phases = Path(task.folder, "phases.json")
         self.keep(record)
         self.trials.append(Trial(wall, record, json.loads(phases.read_text()) if phases.exists() else {}))
 
-    def lost(self, why: str) -> None:
+    def executor_lost(self, why: str) -> None:
         os._exit(BAD_CELL)
 
 
@@ -88,8 +103,8 @@ def run_overhead(options: SweepOptions, console: Console, trials: int) -> int:
     configs = [cells[0].config]
     paths: list[Callable[[], Executor]] = [
         LocalExecutor,
-        lambda: RayExecutor(cells=configs),
-        lambda: RayExecutor(cells=configs, documented=True),
+        lambda: RayExecutor(cells=configs, kind=content["node_kind"]),
+        lambda: RayExecutor(cells=configs, kind=content["node_kind"], documented=True),
     ]
     with quiet_output(folder.logs / "driver.log") as screen:
         found = {}

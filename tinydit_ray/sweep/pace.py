@@ -21,6 +21,7 @@ class Pace:
         self.estimate = estimate
         self._ends = time.monotonic() + budget_s if budget_s else math.inf
         self.spent_s = self.expected_s = 0.0
+        self.at_once = 1  # rounds that run at a time
 
     def budget_left_s(self) -> float:
         """Infinite without a budget; below 0 once it is used up."""
@@ -45,10 +46,10 @@ class Pace:
         None where it does not fit even with the shortest window.
         """
         rounds = list(waiting)
-        over = sum(map(self.expected, rounds)) - left_s
+        over = sum(map(self.expected, rounds)) / self.at_once - left_s
         shortest = min(MIN_WINDOW_S, planned_s)
         if over <= 0:
             return planned_s
         if self.expected(rounds[0]) - (planned_s - shortest) > left_s:
             return None
-        return max(shortest, planned_s - over / len(rounds))
+        return max(shortest, planned_s - over * self.at_once / len(rounds))

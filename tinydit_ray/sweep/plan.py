@@ -34,6 +34,7 @@ class Cell:
     repeat: int = 0
     times: str = "step"  # or "sampler", "quality", "nothing": what is timed
     flags: str = ""  # that its rows carry from the start
+    kind: str = ""  # of the nodes that it runs on
 
     @property
     def slug(self) -> str:
@@ -69,7 +70,7 @@ def make_cells(
         times = options.times or what_is_timed(configs)
         cells = [
             Cell(
-                config=config, repeat=repeat, times=times,
+                config=config, repeat=repeat, times=times, kind=node_kind,
                 control=config if options.self_control else control_of(config, options.control),
                 cell_id=cell_id_of(config, node_kind, data_digest, repeat, times),
                 name=cell_name(config, names) + (f" #{repeat}" if options.repeats > 1 else ""),

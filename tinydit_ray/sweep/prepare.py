@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -16,35 +17,55 @@ from tinydit_ray.bench.machine import granted_cpus, machine_facts, node_kind, ve
 from tinydit_ray.storage import Storage, StorageError
 from tinydit_ray.sweep.errors import UsageError
 from tinydit_ray.sweep.folder import git_commit
+from tinydit_ray.sweep.kinds import EVERY_KIND, choose_kinds
 from tinydit_ray.sweep.options import SweepOptions
+from tinydit_ray.sweep.placement import Node
 from tinydit_ray.sweep.plan import Cell, make_cells
+from tinydit_ray.sweep.spread import cells_on, check_room
 from tinydit_ray.sweep.workers import check_workers, default_cpus
 
+if TYPE_CHECKING:
+    from tinydit_ray.distributed.cluster import RayCluster
 
-def prepare(options: SweepOptions, console: Console) -> tuple[dict[str, Any], list[Cell], int]:
-    """Everything that is decided before a folder is made: device, data, machine, cells."""
+
+def prepare(
+    options: SweepOptions, console: Console, cluster: RayCluster | None = None
+) -> tuple[dict[str, Any], list[Cell], int]:
+    """Everything that is decided before a folder is made: device, data, machine, nodes, cells."""
     if options.ray and find_spec("ray") is None:
         raise UsageError("Ray is not installed: pip install 'tinydit-ray[ray,mlflow]', or use --no-ray")
-    device = resolve_device(options, console)
+    device = cluster.nodes.device if cluster else resolve_device(options, console)
     if options.gpus_per_worker and device == "cpu":
         raise UsageError(f"--gpus-per-worker {options.gpus_per_worker}: cells on the CPU have none; give --device cuda")
-    kind = node_kind(device)
     cpus = options.cpus_per_worker or default_cpus(options)
     elsewhere = bool(options.address or options.cluster)  # then this machine's CPUs say nothing
     if options.cpus_per_worker and options.cpus_per_worker > granted_cpus() and not elsewhere:
         raise UsageError(f"--cpus-per-worker {options.cpus_per_worker}: this machine has {granted_cpus()} CPUs")
-    if options.concurrent * cpus > granted_cpus() and options.concurrent > 1 and not elsewhere:
+    at_once = options.concurrent if isinstance(options.concurrent, int) else 1
+    if at_once * cpus > granted_cpus() and at_once > 1 and not elsewhere:
         raise UsageError(
-            f"--concurrent {options.concurrent} with {cpus} CPUs per trial: this machine has {granted_cpus()} CPUs;"
-            f" at most --cpus-per-worker {max(1, granted_cpus() // options.concurrent)} fits"
+            f"--concurrent {at_once} with {cpus} CPUs per trial: this machine has {granted_cpus()} CPUs;"
+            f" at most --cpus-per-worker {max(1, granted_cpus() // at_once)} fits"
         )
     check_storage(options)
     # the grid is checked before the data is touched: a typing mistake must not cost a decode
-    cells, _ = make_cells(options, device=device, cpus=cpus, node_kind=kind, data_digest="")
+    least = options.cpus_per_worker or (1 if cluster else cpus)
+    sketch, _ = make_cells(options, device=device, cpus=least, node_kind="", data_digest="")
+    if cluster:
+        cluster.autoscaler.await_room(
+            [cell.config for cell in sketch], options.on, cluster.nodes.alive,
+            lambda words: console.print(f"nodes: {words}", highlight=False, soft_wrap=True),
+        )  # fmt: skip
+    nodes = cluster.nodes.alive() if cluster else [Node("", "", node_kind(device), cpus, 1)]
+    kinds = choose_kinds(options, nodes, console)
+    own = None if cluster else cpus  # of each worker; on a cluster its nodes decide
+    cells, _ = cells_on(kinds, options, cpus=own, device=device, data_digest="")
     check_workers(options, [cell.config for cell in cells])
+    if cluster:
+        check_room(cells, nodes)
     data = prepare_data(options, console)
     check_batches(cells, data["images"])
-    cells, duplicates = make_cells(options, device=device, cpus=cpus, node_kind=kind, data_digest=data["digest"])
+    cells, duplicates = cells_on(kinds, options, cpus=own, device=device, data_digest=data["digest"])
     if cells[0].times == "sampler":
         console.print("this grid varies sampler: every cell is timed by its sampler, in ms per image")
     content: dict[str, Any] = {
@@ -52,7 +73,8 @@ def prepare(options: SweepOptions, console: Console) -> tuple[dict[str, Any], li
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "product_version": product_version(),
         "git_commit": git_commit(),
-        "node_kind": kind,
+        "node_kind": kinds[0].name,
+        "nodes": [dataclasses.asdict(node) for node in nodes] if cluster else [],
         "machine": {**machine_facts(), "node_id": node_id()},
         "versions": versions(),
         "data": data,
@@ -66,6 +88,8 @@ def prepare(options: SweepOptions, console: Console) -> tuple[dict[str, Any], li
             "control": options.control,
         },
     }  # fmt: skip
+    if cluster and options.placement != EVERY_KIND:
+        options.given["on"] = kinds[0].name  # a resumed sweep goes on there, whatever nodes there are then
     return content, cells, duplicates
 
 

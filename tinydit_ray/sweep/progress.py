@@ -15,6 +15,7 @@ from typing import Any
 
 from tinydit_ray.atomic import replace_text
 from tinydit_ray.record import STATUSES
+from tinydit_ray.sweep.kinds import by_kind
 
 PROGRESS_FILE = "progress.json"
 PROGRESS_TAG = "progress"
@@ -81,11 +82,13 @@ def count_words(statuses: Iterable[str]) -> str:
 
 
 def best_words(rows: Iterable[Mapping[str, Any]]) -> str:
-    """The fastest cell so far by its pooled speed-up, with its verdict so far."""
-    known = [row for row in rows if row.get("speedup_pooled")]
-    if not known:
-        return "best so far: nothing is timed yet"
+    """The fastest cell so far by its pooled speed-up, with its verdict so far; one on each kind of node."""
+    known = by_kind(row for row in rows if row.get("speedup_pooled"))
+    return f"best so far: {'; '.join(map(_best, known.values())) or 'nothing is timed yet'}"
+
+
+def _best(known: Sequence[Mapping[str, Any]]) -> str:
     best = max(known, key=lambda row: row["speedup_pooled"])
     low, high = best["speedup_pooled_ci_low"], best["speedup_pooled_ci_high"]
     interval = f" [{low:.3f}, {high:.3f}]" if None not in (low, high) else ""
-    return f"best so far: {best['cell_name']} ×{best['speedup_pooled']:.3f}{interval}, {best['verdict']}"
+    return f"{best['cell_name']} ×{best['speedup_pooled']:.3f}{interval}, {best['verdict']}"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from tinydit_ray.cell import CellTask
+from tinydit_ray.config import CellConfig
 from tinydit_ray.record import Record
 
 STOPPED_FLAG = "stopped-early"  # of rows whose trial was ended by an EarlyStop
@@ -22,15 +24,30 @@ class EarlyStop:
     factor: int = 2
 
 
+Ready = Callable[[CellConfig, str], bool]  # whether a cell can start now on a node of this kind
+
+
 class Queue(Protocol):
-    def next(self) -> CellTask | None:
-        """The next round to run, marked as started; None when there is none."""
+    @property
+    def waiting(self) -> int:
+        """How many rounds are left to hand out, as far as is known."""
+
+    def next(self, ready: Ready | None = None) -> CellTask | None:
+        """The next round to run, the first that is ``ready``, marked as started; None when there is none."""
 
     def done(self, task: CellTask, record: Record, files: dict[str, bytes]) -> None:
         """A round ended. ``files`` are those of its folder where the trial ran on another machine."""
 
+    def lost(self, task: CellTask, record: Record, files: dict[str, bytes]) -> None:
+        """A round's node is gone, and the round with it: its record is kept, and it is handed out once more."""
 
-    def lost(self, why: str) -> None:
+    def standing(self, at_once: int, waits_for: str = "") -> None:
+        """How many rounds run at a time from now on, and what those that cannot start wait for."""
+
+    def give_up(self, ready: Ready, reason: str) -> None:
+        """Rounds that are not ``ready`` are never going to be: each gets a row that says why."""
+
+    def executor_lost(self, why: str) -> None:
         """What runs the trials is gone and does not return: end the process here, in whatever thread this is."""
 
 

@@ -13,6 +13,8 @@ from tinydit_ray.atomic import replacing
 from tinydit_ray.bench.stats import Estimate, pooled_ms
 from tinydit_ray.bench.verdict import Floor, pooled_speedups, verdict
 from tinydit_ray.record import COLUMNS, POOLED, Record, last_attempts, undisturbed
+from tinydit_ray.sweep.floor import load_floor
+from tinydit_ray.sweep.kinds import by_kind
 from tinydit_ray.sweep.seeds import quality_verdicts
 from tinydit_ray.sweep.workers import scaling
 
@@ -37,6 +39,13 @@ def result_rows(records: Sequence[Record], floor: Floor | None = None) -> list[d
         if row["cell_id"] in found:
             row["scaling_efficiency"], row["scaling_baseline"] = found[row["cell_id"]]
     return whole
+
+
+def rows_of_kinds(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """``result_rows`` of each kind of node apart, with the noise floor of that kind: kinds are never compared, and one
+    machine's noise is not another's."""
+    groups = by_kind(last_attempts(records)).items()
+    return [row for kind, group in groups for row in result_rows(group, load_floor(kind)[0])]
 
 
 def pool(rows: Sequence[Record], floor: Floor | None = None) -> dict[str, dict[str, Any]]:

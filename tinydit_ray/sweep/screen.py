@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tinydit_ray.record import Record
+from tinydit_ray.sweep.kinds import by_kind
 from tinydit_ray.sweep.options import SweepOptions
 from tinydit_ray.sweep.pace import Pace
 from tinydit_ray.sweep.plan import Cell, Round
@@ -58,7 +59,7 @@ class Screen:
         self.expected_s = self.first_s = 0.0  # estimates of those that nobody works on yet; of first rounds alone
         self.working: dict[tuple[str, int], tuple[Round, Path, float]] = {}
         self.statuses: Counter[str] = Counter()
-        self.best = ""
+        self.best = self.reason = ""
         self.progress = _Bars(
             TextColumn("{task.completed:.0f}/{task.total:.0f} rounds"), BarColumn(), TimeElapsedColumn(),
             _TimeLeft(), _InWork(), console=console, refresh_per_second=2,
@@ -105,13 +106,26 @@ class Screen:
         self._show_words()
         self.console.print(round_line(item, record), highlight=False)
 
+    def lost(self, item: Round, record: Record) -> None:
+        """An attempt that was lost with its node: the round is still to be done."""
+        if self.working.pop(_key(item), None):
+            self._expect(item, 1)
+        self.console.print(round_line(item, record), highlight=False)
+
+    def waits_for(self, reason: str) -> None:
+        """Why rounds do not start, under the bar; said once where the screen does not live."""
+        if reason and reason != self.reason and not self.console.is_terminal:
+            self.console.print(f"  {reason}", highlight=False, soft_wrap=True)
+        self.reason = reason
+        self._show_words()
+
     def time_left_s(self) -> float:
         """Within a budget no more than it leaves, but for first rounds, which are run late or not."""
         now_s = time.monotonic()
         working = list(self.working.values())  # a copy: the bar asks from a thread of its own
         in_work = sum(max(0.0, self.pace.expected(item) - (now_s - start)) for item, _, start in working)
         left, first = (in_work + max(0.0, seconds) * self.pace.scale for seconds in (self.expected_s, self.first_s))
-        return max(first, min(left, self.pace.budget_left_s()))
+        return max(first / self.pace.at_once, min(left / self.pace.at_once, self.pace.budget_left_s()))
 
     def note(self, rows: Sequence[dict[str, Any]]) -> None:
         """The best cell of these pooled rows, under the bar."""
@@ -119,7 +133,7 @@ class Screen:
         self._show_words()
 
     def _show_words(self) -> None:
-        self.progress.words = " · ".join(filter(None, [count_words(self.statuses), self.best]))
+        self.progress.words = " · ".join(filter(None, [self.reason, count_words(self.statuses), self.best]))
 
     def standing(self, top: Path, *, ended: bool = False) -> Standing:
         """The same in plain data, for whoever watches from elsewhere; ``top`` is the sweep's folder."""
@@ -147,8 +161,12 @@ class Screen:
         self, rows: Sequence[dict[str, Any]], records: Sequence[Record], print_table: PrintTable
     ) -> None:
         self.console.print()
-        print_table(self.console, rows)
-        print_footnotes(self.console, rows, records)
+        kinds = by_kind(rows)
+        for kind, group in kinds.items():  # a table each: kinds of node are never compared
+            if len(kinds) > 1:
+                self.console.print(f"on {kind}", style="bold", highlight=False)
+            print_table(self.console, group)
+            print_footnotes(self.console, group, by_kind(records).get(kind, []))
 
 
 def _key(item: Round) -> tuple[str, int]:

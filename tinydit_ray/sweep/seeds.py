@@ -24,15 +24,16 @@ Row = Mapping[str, Any]
 def seed_rounds(cells: Sequence[Cell], content: Mapping[str, Any]) -> list[Round]:
     """A round for each control of the cells and each of the sweep's ``--seeds``, which follow on the cells' highest
     seed. ``content`` is that of ``sweep.json``."""
-    kind, digest = content["node_kind"], content["data"]["digest"]
-    controls: dict[tuple[Any, ...], CellConfig] = {}
+    digest = content["data"]["digest"]
+    controls: dict[tuple[Any, ...], tuple[CellConfig, str]] = {}
     for cell in cells:
-        controls.setdefault(_match({f"config.{k}": v for k, v in cell.control.asdict().items()}), cell.control)
+        key = (cell.kind, *_match({f"config.{k}": v for k, v in cell.control.asdict().items()}))
+        controls.setdefault(key, (cell.control, cell.kind))
     first = 1 + max((cell.config.seed for cell in cells), default=0)
-    names = varying_axes(list(controls.values())) if controls else []
+    names = varying_axes([control for control, _ in controls.values()]) if controls else []
     return [
         Round(_seed_cell(control.replace(seed=first + i), names, kind, digest), 1)
-        for control in controls.values()
+        for control, kind in controls.values()
         for i in range(content["grid"]["seeds"])
     ]
 
@@ -40,7 +41,7 @@ def seed_rounds(cells: Sequence[Cell], content: Mapping[str, Any]) -> list[Round
 def _seed_cell(config: CellConfig, names: list[str], node_kind: str, data_digest: str) -> Cell:
     size = cell_name(config, names) if names else ""
     return Cell(
-        config=config, control=config, times="nothing", flags=SEED_FLAG,
+        config=config, control=config, times="nothing", flags=SEED_FLAG, kind=node_kind,
         cell_id=cell_id_of(config, node_kind, data_digest, 0, "nothing"),
         name=f"control {size} seed={config.seed}".replace("  ", " "),
     )  # fmt: skip

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from tinydit_ray.bench.seeds import NOT_JUDGED
 from tinydit_ray.record import FLAGS, Record, flags_of
+from tinydit_ray.sweep.kinds import by_kind
 from tinydit_ray.sweep.seeds import verdict_lines
 from tinydit_ray.sweep.summary import summary_rows
 
@@ -185,7 +186,15 @@ def print_footnotes(console: Console, rows: Sequence[Row], records: Sequence[Rec
 
 def summary_text(rows: Sequence[Row], print_table: PrintTable = print_table) -> str:
     """``summary.txt``: every column, whatever the terminal's width."""
-    return text_of(lambda console: print_table(console, rows))
+    kinds = by_kind(rows)
+
+    def show(console: Console) -> None:
+        for kind, group in kinds.items():  # a table each: kinds of node are never compared
+            if len(kinds) > 1:
+                console.print(f"on {kind}", highlight=False)
+            print_table(console, group)
+
+    return text_of(show)
 
 
 def text_of(show: Callable[[Console], None]) -> str:
