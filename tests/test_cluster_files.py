@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +147,19 @@ def test_the_local_provider_refuses_node_types() -> None:
     config["available_node_types"] = read("ray_cluster.yaml")["available_node_types"]
     with pytest.raises(click.ClickException):
         prepare_config(config)
+
+
+@pytest.mark.skipif(not shutil.which("rsync"), reason="needs rsync, as ray up does")
+@pytest.mark.parametrize("name", FILES)
+def test_every_file_of_the_product_is_carried_and_no_results(name: str, tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    found = [path for folder in ("tinydit_ray", "sweeps", "analysis") for path in (ROOT / folder).rglob("*.*")]
+    wanted = [path.relative_to(ROOT) for path in found if path.is_file() and "__pycache__" not in path.parts]
+    unwanted = map(Path, ("runs/first/records.jsonl", "data/cifar10/part.parquet", ".git/HEAD", "mlflow.db"))
+    for path in (*wanted, *unwanted):
+        (checkout / path).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / path).touch()
+    excluded = [word for pattern in read(name)["rsync_exclude"] for word in ("--exclude", pattern)]
+    subprocess.run(["rsync", "-a", *excluded, f"{checkout}/", tmp_path / "node"], check=True)
+    there = {path.relative_to(tmp_path / "node") for path in (tmp_path / "node").rglob("*") if path.is_file()}
+    assert there == set(wanted)
