@@ -24,12 +24,11 @@ from matplotlib.ticker import LogLocator
 from analysis.cells import Cell
 from analysis.effects import Effect
 from analysis.load import Curve
-from tinydit_ray.bench.tradeoff import SAME, pareto_front
+from tinydit_ray.bench.tradeoff import SAME, SAME_MSE, pareto_front
 
 _INK = "#123457"  # stands for the page's text colour; dark on white in files
 WIDTH = 5.6  # inches: on a phone the whole figure is in view, and its text still 9 pixels high
 _WRAP = 36  # characters of a label's line
-SAME_MSE = 1e-4  # of its value: what other kernels and orders of summation change, not a setup
 _BLUE, _ORANGE = "#4c8eda", "#e07b39"
 _GREY = "#8a8f98"
 _VERDICT = {"faster": "#2e9e5b", "slower": "#d0493f", "too noisy": "#d6a021"}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sweep_help import ONE_CPU, SMALL, records, sweep
 
-from tinydit_ray.bench.tradeoff import SAME
+from tinydit_ray.bench.tradeoff import SAME, SAME_MSE
 from tinydit_ray.config import from_mapping
 from tinydit_ray.record import new_record
 from tinydit_ray.sweep.cli import run, speed_grid
@@ -50,9 +50,9 @@ def test_a_small_search_yields_normal_records_and_its_front(tmp_path: Path) -> N
 
 
 def beats(a: tuple[float, float], b: tuple[float, float]) -> bool:
-    low_ms = a[0] * (1 + SAME) < b[0]
-    same_ms = a[0] <= b[0] * (1 + SAME)
-    return (low_ms and a[1] <= b[1]) or (same_ms and a[1] < b[1])
+    low_ms, low_mse = a[0] * (1 + SAME) < b[0], a[1] * (1 + SAME_MSE) < b[1]
+    same_ms, same_mse = a[0] <= b[0] * (1 + SAME), a[1] <= b[1] * (1 + SAME_MSE)
+    return (low_ms and same_mse) or (same_ms and low_mse)
 
 
 @pytest.mark.ray
@@ -92,6 +92,9 @@ def test_the_front_is_of_whole_cells_alone() -> None:
         row_of("half", 1.0, 0.1), row_of("half", None, None, "failed", 2), row_of("no score", 1.0, None),
     ]  # fmt: skip
     assert front_of(rows) == ["fast", "good"]
+    other_kernel = row_of("other kernel", 30.0, 0.3 * (1 - 1e-5))  # slower, and no better than its summation order
+    assert front_of([*rows, other_kernel]) == ["fast", "good"]
+    assert front_of([*rows, row_of("better", 30.0, 0.3 * (1 - 1e-3))]) == ["fast", "good", "better"]
     assert objectives(rows)["good"] == {"ms_per_step": 20.0, "velocity_mse": 0.3}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 SAME = 0.02  # costs that differ by less than this fraction are taken as equal: a budget of time is met to the step
+SAME_MSE = 1e-4  # of its value: what other kernels and orders of summation change, not a setup
 
 
 def time_to_quality(curve: Sequence[tuple[float, float]], target: float) -> float | None:
