@@ -42,7 +42,8 @@ def many_cells(count: int, folder: Path) -> dict[str, Any]:
 
     from tinydit_ray.distributed.executor import RayExecutor
     from tinydit_ray.sweep import driver
-    from tinydit_ray.sweep.options import options_from, parser
+    from tinydit_ray.sweep.options import options_from
+    from tinydit_ray.sweep.parser import parser
     from tinydit_ray.sweep.resume import parse
 
     class Invented(RayExecutor):

@@ -19,7 +19,8 @@ from sweep_help import ONE_CPU, records, sweep, sweep_here
 from tinydit_ray.config import from_mapping
 from tinydit_ray.sweep.autotune import search_of, trace_line
 from tinydit_ray.sweep.errors import UsageError
-from tinydit_ray.sweep.options import options_from, parser
+from tinydit_ray.sweep.options import options_from
+from tinydit_ray.sweep.parser import parser
 from tinydit_ray.sweep.plan import make_cells
 from tinydit_ray.sweep.search import Point, Search
 

@@ -12,7 +12,8 @@ from tinydit_ray.sweep import prices
 from tinydit_ray.sweep.cli import run, speed_grid
 from tinydit_ray.sweep.cost import HEAD_START_S, START_S, estimate, read_cluster
 from tinydit_ray.sweep.errors import UsageError
-from tinydit_ray.sweep.options import SweepOptions, options_from, parser
+from tinydit_ray.sweep.options import SweepOptions, options_from
+from tinydit_ray.sweep.parser import parser
 from tinydit_ray.sweep.plan import Round, make_cells, make_rounds, round_estimate_s
 
 AWS = ROOT / "ray_cluster.yaml"

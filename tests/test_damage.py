@@ -25,7 +25,8 @@ from tinydit_ray.record import COLUMNS, SEAL, Record, append_record, damaged_lin
 from tinydit_ray.sweep.errors import UsageError
 from tinydit_ray.sweep.folder import SweepFolder
 from tinydit_ray.sweep.ledger import Ledger
-from tinydit_ray.sweep.options import options_from, parser
+from tinydit_ray.sweep.options import options_from
+from tinydit_ray.sweep.parser import parser
 from tinydit_ray.sweep.progress import Progress
 from tinydit_ray.sweep.results import result_rows, write_results
 from tinydit_ray.sweep.resume import left_behind, parse, take_up

@@ -12,7 +12,8 @@ from sweep_help import ROOT
 
 from tinydit_ray.grid import load_grid
 from tinydit_ray.sweep.cli import COMMANDS, autotune, speed_grid
-from tinydit_ray.sweep.options import SweepOptions, named_grid, options_from, parser
+from tinydit_ray.sweep.options import SweepOptions, named_grid, options_from
+from tinydit_ray.sweep.parser import parser
 from tinydit_ray.sweep.plan import make_cells
 
 GRIDS = sorted((ROOT / "sweeps" / "grids").glob("*.yaml"))

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tinydit_ray.sweep.options import options_from, parser
+from tinydit_ray.sweep.options import options_from
 from tinydit_ray.sweep.pace import MIN_WINDOW_S, Pace
+from tinydit_ray.sweep.parser import parser
 from tinydit_ray.sweep.plan import Round, make_cells
 from tinydit_ray.sweep.screen import Screen
 

@@ -14,7 +14,8 @@ from tinydit_ray.bench.seeds import BETTER, NOT_JUDGED, WITHIN, WORSE, SeedSprea
 from tinydit_ray.config import from_mapping
 from tinydit_ray.record import Record, new_record
 from tinydit_ray.sweep.best import best_row, print_best, write_best
-from tinydit_ray.sweep.options import options_from, parser
+from tinydit_ray.sweep.options import options_from
+from tinydit_ray.sweep.parser import parser
 from tinydit_ray.sweep.plan import make_cells, make_rounds
 from tinydit_ray.sweep.results import result_rows
 from tinydit_ray.sweep.seeds import SEED_FLAG, after_first, is_seed_row, seed_rounds, verdict_lines

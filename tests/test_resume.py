@@ -17,7 +17,8 @@ from sweep_help import ROOT
 from tinydit_ray.record import add_flags, read_records
 from tinydit_ray.sweep.errors import UsageError
 from tinydit_ray.sweep.folder import SweepFolder
-from tinydit_ray.sweep.options import options_from, parser
+from tinydit_ray.sweep.options import options_from
+from tinydit_ray.sweep.parser import parser
 from tinydit_ray.sweep.resume import check_unchanged, left_behind, parse
 
 

@@ -21,7 +21,8 @@ from tinydit_ray.model import TinyDiT, TinyDiTConfig, build_model
 from tinydit_ray.quality import velocity_mse
 from tinydit_ray.quality.velocity import velocity_error
 from tinydit_ray.sampler import SAMPLE_STEPS, Sampler
-from tinydit_ray.sweep.options import options_from, parser
+from tinydit_ray.sweep.options import options_from
+from tinydit_ray.sweep.parser import parser
 from tinydit_ray.sweep.plan import make_cells
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -15,7 +15,8 @@ from tinydit_ray.config import from_mapping
 from tinydit_ray.record import new_record
 from tinydit_ray.sweep.cli import COMMANDS
 from tinydit_ray.sweep.errors import UsageError
-from tinydit_ray.sweep.options import SweepOptions, parser
+from tinydit_ray.sweep.options import SweepOptions
+from tinydit_ray.sweep.parser import parser
 from tinydit_ray.sweep.plan import make_cells
 from tinydit_ray.sweep.results import result_rows
 from tinydit_ray.sweep.scaling import KINDS, efficiencies, print_scaling, scaling_options

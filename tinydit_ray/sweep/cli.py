@@ -9,7 +9,8 @@ from collections.abc import Callable
 from tinydit_ray.arguments import count, duration, positive
 from tinydit_ray.grid import PLACEMENTS
 from tinydit_ray.sweep.errors import BAD_CELL, INTERRUPTED, OK, USAGE, SweepBroken, UsageError
-from tinydit_ray.sweep.options import SweepOptions, options_from, parser
+from tinydit_ray.sweep.options import SweepOptions, options_from
+from tinydit_ray.sweep.parser import parser
 from tinydit_ray.sweep.quiet import make_console
 from tinydit_ray.sweep.resume import parse
 
