@@ -149,6 +149,15 @@ def test_the_local_provider_refuses_node_types() -> None:
         prepare_config(config)
 
 
+@pytest.mark.parametrize("name", FILES)
+def test_mlflow_serves_the_store_that_sweeps_write_to(name: str) -> None:
+    """By default that is mlflow.db in the folder where the walk runs them."""
+    (server,) = [c for c in read(name)["head_start_ray_commands"] if "tracking ui" in c]
+    assert server.startswith("cd ~/tinydit && ")
+    assert "--tracking-uri sqlite:///mlflow.db " in server
+    assert "'cd ~/tinydit && python sweeps/" in (ROOT / "docs" / "clusters.md").read_text()
+
+
 @pytest.mark.skipif(not shutil.which("rsync"), reason="needs rsync, as ray up does")
 @pytest.mark.parametrize("name", FILES)
 def test_every_file_of_the_product_is_carried_and_no_results(name: str, tmp_path: Path) -> None:

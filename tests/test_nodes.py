@@ -137,7 +137,7 @@ def test_each_cell_on_every_kind_of_node(nodes: Nodes, tmp_path: Path) -> None:
 def test_pinned_to_a_kind_while_nodes_come_and_go(nodes: Nodes, tmp_path: Path) -> None:
     """One of two nodes is killed with its cell on it, another joins: every cell has its row."""
     options = [*ONE_ROUND, "--set", "attention=manual,sdpa", "--set", "precision=fp32,bf16", "--on", "small"]
-    options += ["--time", "10", "--address", nodes.cluster.address, "--name", "pinned"]
+    options += ["--time", "6", "--address", nodes.cluster.address, "--name", "pinned"]
     folder, environment = tmp_path / "runs" / "pinned", {**os.environ, "COLUMNS": "200"}
     running = subprocess.Popen(
         [sys.executable, str(ROOT / "sweeps" / "speed_grid.py"), *options],

@@ -98,6 +98,8 @@ def test_ray_up_a_sweep_a_host_cut_off_and_ray_down(hosts: Hosts) -> None:
                 done = sweep.result()
         print(done.stdout)
         check_rows(hosts, ids, done.stdout)
+        check_mlflow(hosts)
+        check_results_come_home(hosts)
     finally:
         workers[0].cable(up=True)
         down = outside.run(f"cd {ROOT} && {RAY} down -y ~/cluster.yaml", timeout=180)
@@ -110,6 +112,23 @@ def test_ray_up_a_sweep_a_host_cut_off_and_ray_down(hosts: Hosts) -> None:
     except AssertionError as error:
         raise AssertionError(f"{error}: {leftover(hosts)}") from None
     print(f"every host is empty {time.monotonic() - ended:.0f} s after ray down")
+
+
+def check_mlflow(hosts: Hosts) -> None:
+    """The head's server shows the sweep, to the head alone."""
+    read = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=20).read().decode())"
+    page = "5000/api/2.0/mlflow/experiments/get-by-name?experiment_name=tinydit"
+    head, ask = hosts.hosts[0], f"{sys.executable} -c {shlex.quote(read)}"
+    assert '"experiment_id"' in (shown := head.run(f"{ask} http://127.0.0.1:{page}").stdout), shown
+    assert "Connection refused" in hosts.outside.run(f"{ask} http://{head.address}:{page}").stdout
+
+
+def check_results_come_home(hosts: Hosts) -> None:
+    command = f"mkdir -p runs/first; cd {ROOT} && {RAY} rsync-down ~/cluster.yaml '~/tinydit/runs/first/' ~/runs/first/"
+    done = hosts.outside.run(command)
+    assert done.returncode == 0, done.stdout
+    there = on_head(hosts, "cat ~/tinydit/runs/first/records.jsonl")
+    assert hosts.outside.run("cat runs/first/records.jsonl").stdout == there != ""
 
 
 def leftover(hosts: Hosts) -> list[str]:
