@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tinydit_ray.sweep.options import SweepOptions
 
 GRID_OPTIONS = ("grid", "sets", "repeat")  # one of them given anew replaces them all
+OF_RAY = ("address", "concurrent", "wait_nodes_s")
 OF_ONE_SESSION = ("name", "resume", "out", "dry_run", "cluster", "allow_changed")
 SAME = {"product_version": "version", "git_commit": "commit", "data_digest": "data", "effective.torch": "torch"}
 SAME_GRID = {"control": "control", "steps": "steps"}  # as in sweep.json's grid
@@ -36,6 +37,8 @@ def parse(p: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Name
         earlier = _earlier(Path(given.get("out") or p.get_default("out")), given["resume"])
         if any(name in given for name in GRID_OPTIONS):
             earlier = {name: value for name, value in earlier.items() if name not in GRID_OPTIONS}
+        if given.get("ray") is False:  # what --no-ray excludes gives way to it
+            earlier = {name: value for name, value in earlier.items() if name not in OF_RAY}
         given = {**earlier, **given}
     args = p.parse_args([])
     for name, value in given.items():
