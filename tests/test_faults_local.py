@@ -50,7 +50,7 @@ cells:
   - {network: 'fault_nets:hanging'}
   - {network: 'fault_nets:killed_in_timing'}
 """
-LIMIT_S = 15
+LIMIT_S = 25
 
 
 def test_trials_that_hang_or_are_killed_end_alone(tmp_path: Path) -> None:
