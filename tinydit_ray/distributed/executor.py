@@ -63,9 +63,9 @@ class RayExecutor:
     def _check(self, cpus: int, gpus: int) -> None:
         asked = {DRIVER_RESOURCE: int(self.driven)} | ({} if self.cluster else {"CPU": cpus, "GPU": gpus})
         for name, number in asked.items():
-            if number > self.have(name):
+            if number > (have := self.have(name)):
                 self.close()
-                raise UsageError(f"a trial asks for {number} {name}, the cluster has {self.have(name):g} in all")
+                raise UsageError(f"a trial asks for {number} {name}, the cluster has {have:g} in all")
 
     def trainable(self) -> Callable[[dict[str, Any]], None]:
         """What a trial runs."""
