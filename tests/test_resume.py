@@ -51,10 +51,10 @@ def test_a_grid_given_anew_takes_the_place_of_the_earlier_one(tmp_path: Path) ->
 
 
 def test_a_sweep_of_a_cluster_can_go_on_without_ray(tmp_path: Path) -> None:
-    more = ["--address", "192.0.2.1:6379", "--concurrent", "2", "--wait-nodes", "5m"]
+    more = ["--address", "192.0.2.1:6379", "--concurrent", "2", "--max-failures", "1", "--wait-nodes", "5m"]
     started_with(tmp_path, "--set", "workers=2", *more)
     options = resumed(tmp_path, "--no-ray")
-    assert (options.ray, options.address, options.concurrent) == (False, None, None)
+    assert (options.ray, options.address, options.concurrent, options.max_failures) == (False, None, None, 0)
     assert options.sets == {"workers": [2]}
     assert resumed(tmp_path).address == "192.0.2.1:6379"
 

@@ -61,6 +61,7 @@ def test_only_a_name_that_no_cell_has_is_refused_with_those_there_are() -> None:
     [
         (["--name", "a", "--resume", "b"], "--name and --resume"),
         (["--concurrent", "2", "--no-ray"], "without Ray cells run one after another"),
+        (["--max-failures", "2", "--no-ray"], "without Ray a trial is not started again"),
         (["--repeat", "nowhere/record.json"], "cannot be read"),
     ],
 )

@@ -4,6 +4,7 @@ the cluster has everything back."""
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -56,17 +57,18 @@ def ranks_of(folder: Path) -> dict[int, Path]:
     return found
 
 
-def kill_second_worker(folder: Path, driver: subprocess.Popen[str]) -> str:
-    """Kill rank 1 of the first trial while it is timed; the name of its cell's folder."""
+def kill_second_worker(folder: Path, driver: subprocess.Popen[str], when: str = "timing", having: str = "") -> str:
+    """Kill rank 1 of the first trial in this phase, once rank 0 has written a file of this name; the name of its
+    cell's folder."""
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline and driver.poll() is None:
         for phase in folder.glob("cells/*/r1-a1/rank1/phase"):
-            if phase.read_text() == "timing":
+            if phase.read_text() == when and (phase.parents[1] / having).exists():
                 (victim,) = [pid for pid, log in ranks_of(folder).items() if log.parent == phase.parent]
                 os.kill(victim, signal.SIGKILL)
                 return phase.parents[2].name
         time.sleep(0.01)
-    raise AssertionError(f"no second worker was seen in its timing: {driver.communicate()}")
+    raise AssertionError(f"no second worker was seen in its {when}: {driver.communicate()}")
 
 
 def test_a_killed_worker_fails_its_round_and_leaves_nothing(tmp_path: Path, cluster: str) -> None:
@@ -92,6 +94,33 @@ def test_a_killed_worker_fails_its_round_and_leaves_nothing(tmp_path: Path, clus
     again = sweep("speed_grid.py", *GRID, "--no-ray", "--resume", "killed", cwd=tmp_path)
     assert again.returncode == 0, again.stdout + again.stderr
     assert [(row["attempt"], row["status"]) for row in records(folder)[2:]] == [(2, "ok")]
+
+
+def test_a_trial_with_restarts_left_goes_on_from_its_checkpoint(tmp_path: Path, cluster: str) -> None:
+    folder, steps = tmp_path / "runs" / "restarted", 6000
+    more = ["--only", "*sdpa*", "--time", "1", "--steps", str(steps), "--fd-n", "0", "--max-failures", "1"]
+    script = [sys.executable, str(ROOT / "sweeps" / "speed_grid.py")]
+    driver = subprocess.Popen(
+        [*script, *GRID, *more, "--address", cluster, "--name", "restarted"],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ},
+    )  # fmt: skip
+    try:
+        kill_second_worker(folder, driver, "training", "checkpoint/checkpoint.pt")
+        printed, _ = driver.communicate(timeout=300)
+    finally:
+        driver.kill()
+    assert driver.returncode == 0, printed
+    (row,) = records(folder)
+    assert (row["status"], row["attempt"], row["steps_trained"]) == ("ok", 1, steps)
+    assert "restarted" in row["flags"].split(",")
+    (place,) = folder.glob("cells/*/r1-a1")
+    logged = re.search(r"training goes on at step (\d+)", (place / "log.txt").read_text())
+    assert logged
+    assert 0 < int(logged[1]) < steps
+    lines = [line.split(",") for line in (place / "loss.csv").read_text().splitlines()[1:]]
+    assert [int(step) for step, _, _ in lines] == list(range(10, steps + 1, 10))  # each once
+    assert not (place / "checkpoint").exists()
+    check_nothing_is_held(folder, cluster)
 
 
 def check_nothing_is_held(folder: Path, address: str) -> None:

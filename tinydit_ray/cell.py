@@ -60,7 +60,8 @@ class CellTask:
     sweep's own Inductor cache; ``flags`` are on the row from the start, whatever becomes of the trial.
 
     ``train_limit_s`` is how long training may take by the steps just timed (0: as long as the trial): a cell too slow
-    for it is timed and not trained, flag ``not-trained``.
+    for it is timed and not trained, flag ``not-trained``. ``max_failures`` is how often a trial of several workers is
+    started again because one of them died; its training then goes on from the last checkpoint.
     """
 
     identity: dict[str, Any]  # sweep_id, cell_id, cell_name, repeat, round, attempt, versions …
@@ -84,6 +85,7 @@ class CellTask:
     timeout_s: float = 0.0
     memory_limit_mb: float = 0.0
     train_limit_s: float = 0.0
+    max_failures: int = 0
     wait_quiet_s: float = 0.0
     concurrent: int = 1
     queued_at: float = 0.0
@@ -277,6 +279,8 @@ def _train_and_score(bench: TrainedCell, phases: Phases) -> None:
         if bench.task.storage:
             with phases("storage"):
                 bench.store()
+        if bench.checkpoint:
+            bench.checkpoint.remove()
 
 
 def _note_failure(record: Record, error: BaseException) -> None:

@@ -36,6 +36,7 @@ from tinydit_ray.record import Record, update
 from tinydit_ray.storage import Storage, StorageError
 from tinydit_ray.train import trainer_of
 from tinydit_ray.train.ema import Ema
+from tinydit_ray.train.going_on import TrialCheckpoint
 from tinydit_ray.train.group import backend_of, current_group
 from tinydit_ray.train.trainer import Diverged
 
@@ -67,6 +68,8 @@ class TrainedCell:
         self.group = current_group(self.cell.device)
         backend = backend_of(self.cell.device) if self.group.size > 1 else "none"
         update(record, {"effective.workers": self.group.size, "effective.backend": backend})
+        restarts = bool(task.max_failures)
+        self.checkpoint = TrialCheckpoint(self.folder / "checkpoint", self.group) if restarts else None
         self.report: Report | None = None  # called with the record so far, where somebody waits for it
 
     def load_data(self) -> None:
@@ -108,11 +111,15 @@ class TrainedCell:
         self.trainer.restart(self.weights)
         self.ema = Ema(self.trainer.model, self.task.ema) if self.task.ema else None
         stream = _TimedStream(self._stream())
-        rows: list[tuple[int, float, float]] = []
-        start = time.perf_counter()
+        rows = self._go_on(stream.stream)
+        start = time.perf_counter() - (rows[-1][2] if rows else 0.0)
 
         def on_log(step: int, loss: float) -> None:
             rows.append((step, loss, time.perf_counter() - start))
+            if self.checkpoint:
+                ema = None if self.ema is None else self.ema.state_dict()
+                saved = {"stream": stream.stream.state_dict(), "rows": rows, "ema": ema}
+                self.checkpoint.save_when_due(self.trainer, **saved)
 
         try:
             average = self.ema.update if self.ema is not None else None
@@ -129,6 +136,17 @@ class TrainedCell:
             update(self.record, trained | counted)
         update(self.record, self._highest(train_wall_s=self.record["train_wall_s"], batch_ms=stream.ms_per_batch))
         self._check_replicas()
+
+    def _go_on(self, stream: BatchStream) -> list[tuple[int, float, float]]:
+        """Take over what an earlier start of this trial left behind; (step, loss, seconds) of its training so far."""
+        state = self.checkpoint.load(self.trainer) if self.checkpoint else None
+        if state is None:
+            return []
+        stream.load_state_dict(state["stream"])
+        if self.ema is not None:
+            self.ema.load_state_dict(state["ema"])
+        print(f"a worker of this trial died: training goes on at step {self.trainer.steps}", flush=True)
+        return [(step, loss, seconds) for step, loss, seconds in state["rows"]]
 
     def _check_replicas(self) -> None:
         """Raises MeasurementError where workers trained apart: their weights must be those of rank 0."""

@@ -22,6 +22,7 @@ SEAL = "crc32"  # the last key of each line of records.jsonl: a checksum, no col
 
 STATUSES = ("ok", "oom", "timeout", "unsupported", "diverged", "failed", "skipped")
 NODE_LOST_FLAG = "node-lost"
+RESTARTED_FLAG = "restarted"
 DISTURBED = frozenset({"foreign-load", "foreign-gpu"})  # flags
 FLAGS = {  # what the flags of a row mean
     "few-steps": "fewer steps were timed than the protocol asks for, so the interval is wide",
@@ -36,6 +37,7 @@ FLAGS = {  # what the flags of a row mean
     "not-trained": "too slow to be trained in its share of the time",
     "training-pace": "ms/step is the pace of training, not of a timed window",
     NODE_LOST_FLAG: "its node was lost while it ran; it is run again elsewhere",
+    RESTARTED_FLAG: "a worker of it died and it was started again; its training went on from the last checkpoint",
     "stopped-early": "ended by the scheduler",
     "fd-n-below-width": "too few images for a probe-FD that ranks",
 }

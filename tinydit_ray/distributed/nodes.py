@@ -15,6 +15,7 @@ from tinydit_ray.sweep.placement import Node
 NODE_LABEL = "ray.io/node-id"
 PROBE_S = 120.0  # a new node answers as soon as it has started a worker
 REFRESH_S = 1.0
+MISSED_S = 60.0  # a node that was cut off is missed after this long at most (Ray: five health checks)
 
 
 class ClusterNodes:
@@ -80,6 +81,17 @@ def where_am_i(device: str) -> dict[str, str]:
         "node_ip": ray.util.get_node_ip_address(),
         "node_kind": _kind_here(device),
     }
+
+
+def nodes_stay(nodes: list[str], wait_s: float = MISSED_S) -> bool:
+    """Whether a trial's nodes (none: this machine) are all there when the end of one would have been noticed: a group
+    on a node that is gone would wait for ever, and the sweep itself runs the round on others."""
+    end = time.monotonic() + (wait_s if nodes else 0.0)
+    while set(nodes) <= {node["NodeID"] for node in ray.nodes() if node["Alive"]}:
+        if time.monotonic() >= end:
+            return True
+        time.sleep(1.0)
+    return False
 
 
 def selector(nodes: tuple[str, ...] | list[str]) -> dict[str, str]:

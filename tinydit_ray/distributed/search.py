@@ -19,7 +19,7 @@ from ray.tune.experiment import Trial
 from ray.tune.search import Searcher
 
 from tinydit_ray.cell import CellTask
-from tinydit_ray.distributed.nodes import selector
+from tinydit_ray.distributed.nodes import MISSED_S, selector
 from tinydit_ray.distributed.resources import DRIVER_RESOURCE
 from tinydit_ray.distributed.stopping import SO_FAR, SPENT, stopped_record
 from tinydit_ray.record import Record, update
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 OVERDUE_S = 90.0  # beyond a trial's time limit, which begins when its process is up; then it is ended from outside
 CHECK_S = 2.0  # between looks at the nodes of trials that have not started
-MISSED_S = 60.0  # a node that was cut off is missed after this long at most (Ray: five health checks)
 UNSURE = ("unavailable", "node has died", "node was terminated")  # Ray's words for what may be a node's end
 
 

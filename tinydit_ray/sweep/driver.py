@@ -149,7 +149,7 @@ class Sweep:
             train_steps=options.steps if first else 0, fd_images=options.fd_images, ema=options.ema,
             timeout_s=options.cell_timeout_s, train_limit_s=self._train_limit_s() if first else 0.0,
             memory_limit_mb=self.memory_limit_mb / cell.config.workers, wait_quiet_s=options.wait_quiet_s,
-            queued_at=time.time(),
+            max_failures=options.max_failures if cell.config.workers > 1 else 0, queued_at=time.time(),
         )  # fmt: skip
 
     def _identity(self, item: Round, attempt: int) -> dict[str, Any]:

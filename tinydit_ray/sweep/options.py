@@ -59,6 +59,7 @@ class SweepOptions:
     memory_limit_gb: float | None = None
     wait_quiet_s: float = 0.0
     keep_larger: bool = False
+    max_failures: int = 0  # how often a trial of several workers is started again because one of them died
     concurrent: int | str | None = None  # trials at a time; None: one per node; "per-gpu"
     on: str | None = None  # the kind of node that the sweep is pinned to
     placement: str = "one-kind"
@@ -110,7 +111,8 @@ def options_from(args: argparse.Namespace, *, default_grid: str, command: list[s
         cpus_per_worker=args.cpus_per_worker, gpus_per_worker=args.gpus_per_worker,
         cell_timeout_s=args.cell_timeout_s or CELL_TIMEOUT_S,
         memory_limit_gb=args.memory_limit_gb, wait_quiet_s=args.wait_quiet_s,
-        keep_larger=args.keep_larger, only=tuple(args.only), repeated=repeated, concurrent=args.concurrent,
+        keep_larger=args.keep_larger, max_failures=args.max_failures,
+        only=tuple(args.only), repeated=repeated, concurrent=args.concurrent,
         on=args.on, placement=args.placement or grid.placement or "one-kind", wait_nodes_s=args.wait_nodes_s,
         address=args.address or _ray_address(args), tracking_uri=args.tracking_uri,
         experiment=args.experiment, out=args.out, name=args.resume or args.name, resume=bool(args.resume),
@@ -160,6 +162,8 @@ def _check_together(args: argparse.Namespace, steps: int) -> None:
         raise UsageError(f"--cluster {args.cluster}: only with --dry-run; a sweep joins a running one by --address")
     if args.concurrent not in (None, 1) and not args.ray:
         raise UsageError(f"--concurrent {args.concurrent} and --no-ray: without Ray cells run one after another")
+    if args.max_failures and not args.ray:
+        raise UsageError("--max-failures and --no-ray: without Ray a trial is not started again; --resume runs it anew")
     if args.wait_nodes_s and not args.address:
         raise UsageError("--wait-nodes: only with --address; this machine alone gets no more nodes")
 

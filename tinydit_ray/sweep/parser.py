@@ -121,6 +121,11 @@ def _where_to_run(where: argparse._ArgumentGroup) -> None:
         help="data-parallel workers of a trial, sharing its batch; the same as --set workers=N (default: 1)",
     )
     where.add_argument(
+        "--max-failures", type=count(0), default=0, metavar="N",
+        help="start a trial of several workers again, up to N times, when one of them dies: it is timed anew, and its"
+        " training goes on from the last checkpoint (default: 0, its round has failed)",
+    )  # fmt: skip
+    where.add_argument(
         "--cpus-per-worker",
         type=count(1),
         help="CPUs and threads of each worker (default: all of a node, shared by the most workers in the grid)",

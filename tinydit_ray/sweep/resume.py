@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tinydit_ray.sweep.options import SweepOptions
 
 GRID_OPTIONS = ("grid", "sets", "repeat")  # one of them given anew replaces them all
-OF_RAY = ("address", "concurrent", "wait_nodes_s")
+OF_RAY = ("address", "concurrent", "max_failures", "wait_nodes_s")
 OF_ONE_SESSION = ("name", "resume", "out", "dry_run", "cluster", "allow_changed")
 SAME = {"product_version": "version", "git_commit": "commit", "data_digest": "data", "effective.torch": "torch"}
 SAME_GRID = {"control": "control", "steps": "steps"}  # as in sweep.json's grid

@@ -27,8 +27,11 @@ def most_workers(options: SweepOptions) -> int:
 
 
 def check_workers(options: SweepOptions, configs: Iterable[CellConfig]) -> None:
-    """Raises UsageError where this machine has fewer CPUs than a cell's workers hold together; a cluster is asked
-    later."""
+    """Raises UsageError where this machine has fewer CPUs than a cell's workers hold together (a cluster is asked
+    later), and where an option is for cells of several workers and there are none."""
+    configs = list(configs)
+    if options.max_failures and not any(config.workers > 1 for config in configs):
+        raise UsageError(f"--max-failures {options.max_failures}: only for cells of several workers; give --workers 2")
     if options.address or options.cluster:
         return
     for config in configs:

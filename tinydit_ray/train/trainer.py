@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor, nn
@@ -161,7 +161,7 @@ class Trainer:
         """More state of a subclass that a resumed training needs."""
         return {}
 
-    def load(self, path: str | Path) -> dict[str, Any]:
+    def load(self, path: str | Path | IO[bytes]) -> dict[str, Any]:
         """Take over a checkpoint's weights, optimiser and counts, strictly; returns the whole checkpoint."""
         state = load_checkpoint(path)
         self.model.load_state_dict(state["model"], strict=True)
@@ -172,7 +172,7 @@ class Trainer:
         return state
 
 
-def load_checkpoint(path: str | Path) -> dict[str, Any]:
+def load_checkpoint(path: str | Path | IO[bytes]) -> dict[str, Any]:
     """A checkpoint's content: tensors and plain types only, nothing in it is executed."""
     device = "cpu" if not torch.cuda.is_available() else None
     return torch.load(path, weights_only=True, map_location=device)
