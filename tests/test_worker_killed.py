@@ -97,7 +97,7 @@ def test_a_killed_worker_fails_its_round_and_leaves_nothing(tmp_path: Path, clus
 
 
 def test_a_trial_with_restarts_left_goes_on_from_its_checkpoint(tmp_path: Path, cluster: str) -> None:
-    folder, steps = tmp_path / "runs" / "restarted", 6000
+    folder, steps = tmp_path / "runs" / "restarted", 4000
     more = ["--only", "*sdpa*", "--time", "1", "--steps", str(steps), "--fd-n", "0", "--max-failures", "1"]
     script = [sys.executable, str(ROOT / "sweeps" / "speed_grid.py")]
     driver = subprocess.Popen(
