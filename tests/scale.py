@@ -46,33 +46,31 @@ def many_cells(count: int, folder: Path) -> dict[str, Any]:
     from tinydit_ray.sweep.parser import parser
     from tinydit_ray.sweep.resume import parse
 
-    class Invented(RayExecutor):
-        reuse_actors = True  # a process per trial would measure Python's start
-
-        def trainable(self) -> Callable[[dict[str, Any]], None]:
-            return invented_trial
-
-    ends: list[float] = []
+    RayExecutor.reuse_actors = True  # a process per trial would measure Python's start
+    RayExecutor.trainable = lambda self: invented_trial  # type: ignore[method-assign]
+    ends: list[tuple[float, float]] = []  # seconds, and those of this process's CPU
 
     class Watched(driver.Sweep):
         def done(self, *args: Any) -> None:
             super().done(*args)
-            ends.append(time.monotonic())
+            ends.append((time.monotonic(), cpu_s()))
 
     os.chdir(folder)
     arguments = ["--set", f"seed={','.join(map(str, range(count)))}", "--set", "model=32/1/2", "--data", "shapes"]
     arguments += ["--rounds", "1", "--cpus-per-worker", "1", "--name", "many", "--no-report"]
     options = options_from(parse(parser("scale", ""), arguments), default_grid="published", command=["speed-grid"])
-    driver.make_executor = lambda options, cells, early_stop=None: Invented(cells=list(cells))  # type: ignore[assignment]
     start, memory = time.monotonic(), peak_mb()
     status = driver.run_sweep(options, Console(file=sys.stderr, width=200), make=Watched)
     end = time.monotonic()
     part = max(1, count // PARTS)
+    wall, cpu = zip(*ends, strict=True)
     return {
         "status": status, "rows": len(read_records(folder / "runs" / "many" / "records.jsonl")),
-        "seconds": end - start, "before_first_s": ends[0] - start, "after_last_s": end - ends[-1],
-        "first_part_s_per_cell": (ends[part] - ends[0]) / part,
-        "last_part_s_per_cell": (ends[-1] - ends[-1 - part]) / part,
+        "seconds": end - start, "before_first_s": wall[0] - start, "after_last_s": end - wall[-1],
+        "first_part_s_per_cell": (wall[part] - wall[0]) / part,
+        "last_part_s_per_cell": (wall[-1] - wall[-1 - part]) / part,
+        "first_part_cpu_s_per_cell": (cpu[part] - cpu[0]) / part,
+        "last_part_cpu_s_per_cell": (cpu[-1] - cpu[-1 - part]) / part,
         "cpu_s_per_cell": cpu_s() / count, "memory_before_mb": memory, "memory_mb": peak_mb(),
     }  # fmt: skip
 

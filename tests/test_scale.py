@@ -43,8 +43,7 @@ def test_a_hundred_cells_through_tune_cost_the_driver_the_same_each(tmp_path: Pa
     pytest.importorskip("mlflow")
     found = scale("cells", 100, tmp_path)
     assert (found["status"], found["rows"]) == (0, 100)
-    assert found["cpu_s_per_cell"] < 1.0, found
-    assert found["last_part_s_per_cell"] < 3 * found["first_part_s_per_cell"] + 0.1, found
+    assert found["last_part_cpu_s_per_cell"] < 3 * found["first_part_cpu_s_per_cell"], found
     assert found["memory_mb"] < found["memory_before_mb"] + 800, found
 
 
