@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sweep_help import ONE_CPU, TINY, records, results, sweep
 
-from tinydit_ray.record import COLUMNS
+from tinydit_ray.record import COLUMNS, is_disturbed
 from tinydit_ray.sweep.results import RESULT_COLUMNS
 
 TWO = [*TINY, *ONE_CPU, "--set", "attention=manual,sdpa"]
@@ -145,9 +145,14 @@ def test_the_null_check_names_its_floor(tmp_path: Path) -> None:
     rows = records(tmp_path / "runs" / "null")
     assert {(row["repeat"], row["round"]) for row in rows} == {(1, 1), (1, 2), (2, 1), (2, 2)}
     assert len({row["cell_id"] for row in rows}) == 2
-    assert "noise floor:" in done.stdout
     assert "of 2 null comparisons name a winner" in done.stdout
-    assert list((tmp_path / "cache" / "floors").glob("*.json"))
+    kept = list((tmp_path / "cache" / "floors").glob("*.json"))
+    if sum(not is_disturbed(row) for row in rows) >= 2:
+        assert "noise floor: processes differ by" in done.stdout
+        assert len(kept) == 1
+    else:  # other programs ran beside it
+        assert "no floor can be told" in done.stdout
+        assert not kept
 
 
 @pytest.mark.slow

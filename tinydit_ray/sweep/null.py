@@ -25,7 +25,8 @@ def finish_null(sweep: Sweep, console: Console) -> None:
     quiet = quiet_rows(rows, console)
     series = ratios_of(_folder(sweep, row) for row in quiet)
     if len(series) < 2:
-        console.print("[red]fewer than two null rounds are ok: no floor can be told")
+        console.print("[red]fewer than two null rounds are ok and ran without foreign load: no floor can be told")
+        print_winners(console, pool(rows))
         return
     floor = noise_floor(series)
     path = save_floor(sweep.content["node_kind"], floor, sweep.content["name"])
