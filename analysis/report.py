@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import base64
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,8 +95,9 @@ def section(group: dict[str, Any], cells: Sequence[Cell], drawn: Sequence[Drawn]
     sweep = group["sweep"]
     kind, source, digest = group["key"]
     found = interactions(cells)
+    known = {name: words for name, words in facts(sweep) if words}
     return {
-        "facts": [(name, words) for name, words in facts(sweep) if words], "machine": in_short(sweep),
+        "facts": list(known.items()), "machine": in_short(sweep, known),
         "name": sweep.name, "origin": sweep.origin, "kind": kind or "unknown machine",
         "data": f"{source} {digest}".strip() or "unknown data", "cells": cells, "advice": advice(cells),
         "spread": verdict_lines(group["rows"]), "samplers": any(cell["sampling"] for cell in cells),
@@ -106,9 +107,8 @@ def section(group: dict[str, Any], cells: Sequence[Cell], drawn: Sequence[Drawn]
     }  # fmt: skip
 
 
-def in_short(sweep: SweepData) -> str:
-    """Machine, torch and day in one line."""
-    known = {name: words for name, words in facts(sweep) if words}
+def in_short(sweep: SweepData, known: Mapping[str, str]) -> str:
+    """Machine, torch and day of the facts that are known, in one line."""
     torch = (sweep.content.get("versions") or {}).get("torch")
     parts = [known.get("machine"), f"torch {torch}" if torch else None, known.get("date", "")[:10]]
     return " · ".join(part for part in parts if part)

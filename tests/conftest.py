@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tinydit_ray.bench.machine import granted_cpus
+
 
 def pytest_collection_finish() -> None:
     """What is imported by now stays: the collections in every timed window need not look through it again."""
@@ -19,7 +21,7 @@ def pytest_collection_finish() -> None:
 def pytest_configure() -> None:
     """Processes of `pytest -n` share the CPUs: with a thread for each CPU in every one all wait for each other."""
     if "PYTEST_XDIST_WORKER" in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])))
+        torch.set_num_threads(max(1, granted_cpus() // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])))
 
 
 @pytest.fixture(scope="module")

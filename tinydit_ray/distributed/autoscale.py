@@ -11,7 +11,7 @@ from tinydit_ray.config import CellConfig
 from tinydit_ray.distributed.node_types import KIND_LABEL, types_of_cluster
 from tinydit_ray.sweep.errors import UsageError
 from tinydit_ray.sweep.kinds import WAIT_S, minutes_words
-from tinydit_ray.sweep.placement import Node
+from tinydit_ray.sweep.placement import Node, hold
 
 POLL_S = 1.0
 Nodes = Callable[[], list[Node]]  # those there are now
@@ -72,4 +72,4 @@ class Autoscaler:
 
     @staticmethod
     def _has_room(cell: CellConfig, kind: str | None, nodes: list[Node]) -> bool:
-        return sum(node.room(cell) for node in nodes if kind in (None, node.kind)) >= cell.workers
+        return hold((node for node in nodes if kind in (None, node.kind)), cell)

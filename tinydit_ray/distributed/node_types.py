@@ -12,9 +12,9 @@ from typing import Any
 
 import ray
 import yaml
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tinydit_ray.config import CellConfig
+from tinydit_ray.distributed.on_node import NO_ANSWER, ask_node
 from tinydit_ray.sweep.errors import UsageError
 from tinydit_ray.sweep.placement import Node
 
@@ -51,12 +51,10 @@ def types_of_cluster() -> list[NodeType]:
     heads = [node["NodeID"] for node in ray.nodes() if node["Alive"] and HEAD in node["Resources"]]
     if not heads:
         return []
-    there = NodeAffinitySchedulingStrategy(heads[0], soft=False)
     address = ray.get_runtime_context().gcs_address
     try:
-        task = ray.remote(num_cpus=0, max_retries=0)(config_of_monitor).options(scheduling_strategy=there)
-        return types_in(ray.get(task.remote(address), timeout=ANSWER_S))
-    except (ray.exceptions.RayError, TimeoutError) as error:
+        return types_in(ask_node(heads[0], config_of_monitor, address, timeout_s=ANSWER_S))
+    except NO_ANSWER as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UsageError(f"--address: the head does not say what nodes it can add ({lines[-1]})") from None
 

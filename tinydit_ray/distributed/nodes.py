@@ -6,10 +6,10 @@ import time
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tinydit_ray.bench.machine import node_kind
 from tinydit_ray.distributed.node_types import KIND_LABEL
+from tinydit_ray.distributed.on_node import NO_ANSWER, ask_node
 from tinydit_ray.sweep.placement import Node
 
 NODE_LABEL = "ray.io/node-id"
@@ -56,11 +56,9 @@ class ClusterNodes:
 
 def _ask(node_id: str, device: str) -> str | None:
     """The kind of a node in the words of a process there; None where it does not answer."""
-    here = NodeAffinitySchedulingStrategy(node_id, soft=False)
     try:
-        task = ray.remote(num_cpus=0, max_retries=0)(_kind_here).options(scheduling_strategy=here)
-        return ray.get(task.remote(device), timeout=PROBE_S)
-    except (ray.exceptions.RayError, TimeoutError):
+        return str(ask_node(node_id, _kind_here, device, timeout_s=PROBE_S))
+    except NO_ANSWER:
         return None
 
 

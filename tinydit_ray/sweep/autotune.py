@@ -46,28 +46,23 @@ class TunedSweep(Sweep):
         self.by_point = {point_of(cell.config, self.search.axes): cell for cell in cells}
         self.requests = self.search.run()
         self.asked: list[Point] = []
-        self.out_of_time = self.ended = False
+        self.searching, self.out_of_time = True, False
 
     def next(self, ready: Ready | None = None) -> CellTask | None:
         while (task := super().next(ready)) is None and not (self.rounds or self.running) and self._ask():
             pass
         return task
 
-    @property
-    def waiting(self) -> int:
-        """Until the search has asked for its last there is more to come."""
-        return len(self.rounds) or int(not self.ended)
-
     def _ask(self) -> bool:
         """Put the search's next request into the queue; False at its end."""
         self.out_of_time = self.pace.budget_left_s() < 0
         if self.out_of_time:
-            self.ended = True
+            self.searching = False
             return False
         try:
             request = self.requests.send(self._answers()) if self.asked else next(self.requests)
         except StopIteration:
-            self.ended = True
+            self.searching = False
             return False
         self.asked = request.points
         cells = [self.by_point[point] for point in request.points]

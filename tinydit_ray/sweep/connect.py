@@ -13,7 +13,7 @@ from tinydit_ray.config import CellConfig
 from tinydit_ray.sweep.errors import UsageError
 from tinydit_ray.sweep.folder import SweepFolder
 from tinydit_ray.sweep.options import SweepOptions
-from tinydit_ray.sweep.prepare import resolve_device
+from tinydit_ray.sweep.prepare import check_ray, resolve_device
 from tinydit_ray.sweep.queue import EarlyStop, Executor
 from tinydit_ray.tracking import NullTracker, Tracker, TrackingError
 
@@ -43,8 +43,7 @@ def joined(options: SweepOptions, console: Console) -> Iterator[RayCluster | Non
         return
     if not options.ray:
         raise UsageError(f"--address {options.address} and --no-ray: a cluster is a cluster of Ray")
-    if find_spec("ray") is None:
-        raise UsageError("Ray is not installed: pip install 'tinydit-ray[ray,mlflow]', or use --no-ray")
+    check_ray()
     from tinydit_ray.distributed.cluster import RayCluster
 
     cluster = RayCluster(options.address, resolve_device(options, console), options.wait_nodes_s)

@@ -58,6 +58,7 @@ class Sweep:
         self.screen: Screen | None = None
         self.system: SystemMetrics | None = None
         self.interrupts = Interrupts()
+        self.searching = False  # a search has more to ask for, which is not known yet
         self.flags: list[str] = []  # of every row of this session
         self.memory_limit_mb = _memory_limit_mb(options)
         self.pace = Pace(lambda item: round_estimate_s(item, options), options.budget_s)
@@ -76,13 +77,18 @@ class Sweep:
 
     @property
     def waiting(self) -> int:
-        return len(self.rounds)
+        return len(self.rounds) or int(self.searching)
 
     def next(self, ready: Ready | None = None) -> CellTask | None:
+        no_node_for: set[tuple[Any, ...]] = set()  # Ray asks many times a second, beside what is timed
         for item in list(self.rounds):
             status, reason = self.ledger.skip_reason(item, keep_larger=self.options.keep_larger)
-            if not status and ready and not ready(item.cell.config, item.cell.kind):
-                continue
+            if not status and ready:
+                cell = item.cell.config
+                needs = (item.cell.kind, cell.workers, cell.cpus_per_worker, cell.gpus_per_worker)
+                if needs in no_node_for or not ready(cell, item.cell.kind):
+                    no_node_for.add(needs)
+                    continue
             window_s = self._window_s()
             self.rounds.remove(item)
             task = self.task_of(item, window_s or 0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -103,6 +103,16 @@ def by_kind(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
     for row in rows:
         found.setdefault(row.get("node_kind") or "", []).append(row)
     return found
+
+
+def each_kind(console: Console, rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, list[Any]]]:
+    """Rows of one kind after the other, under its name where there are several: a table each, since kinds are never
+    compared."""
+    kinds = by_kind(rows)
+    for kind, group in kinds.items():
+        if len(kinds) > 1:
+            console.print(f"on {kind}", style="bold", highlight=False)
+        yield kind, group
 
 
 def minutes_words(seconds: float) -> str:

@@ -92,7 +92,7 @@ class SearchedSweep(Sweep):
         self.search = OptunaAsk(self.axes, dict(zip(self.axes, first, strict=True)), OBJECTIVES, seed)
         self.proposed: dict[str, str] = {}  # cell_id -> the proposal that waits for its numbers
         self.again = self.outside = 0
-        self.ended = False
+        self.searching = True
 
     def next(self, ready: Ready | None = None) -> CellTask | None:
         while (task := super().next(ready)) is None and not self.rounds and self._is_free(ready) and self._propose():
@@ -103,16 +103,11 @@ class SearchedSweep(Sweep):
         """Whether a cell could start now: what is proposed earlier knows less."""
         return ready is None or ready(self.space[0].config, self.space[0].kind)
 
-    @property
-    def waiting(self) -> int:
-        """Until the search is at its end there is more to come."""
-        return len(self.rounds) or int(not self.ended)
-
     def _propose(self) -> bool:
         """Put the next new cell's rounds into the queue; False where the search is at its end."""
         enough = min(self.options.trials, len(self.space))
         if len(self.cells) >= enough or self.pace.budget_left_s() < 0:
-            self.ended = True
+            self.searching = False
             return False
         for _ in range(MOST_REPEATS):
             self._tell()
@@ -126,7 +121,7 @@ class SearchedSweep(Sweep):
             self.cells.append(cell)
             self._enter(cell)
             return True
-        self.ended = True
+        self.searching = False
         return False
 
     def _enter(self, cell: Cell) -> None:

@@ -31,6 +31,11 @@ class Node:
         return max(0, min(by_cpu, gpus // cell.gpus_per_worker) if cell.gpus_per_worker else by_cpu)
 
 
+def hold(nodes: Iterable[Node], cell: CellConfig) -> bool:
+    """Whether these nodes would take the cell's workers if nothing else ran."""
+    return sum(node.room(cell) for node in nodes) >= cell.workers
+
+
 @dataclass(frozen=True)
 class Place:
     """The nodes that a trial was given, and how many trials run at a time on their machine."""
@@ -57,7 +62,7 @@ class Placement:
 
     def can_ever(self, cell: CellConfig, kind: str) -> bool:
         """Whether the nodes there are would take the cell if nothing else ran."""
-        return sum(node.room(cell) for node in self._of(kind)) >= cell.workers
+        return hold(self._of(kind), cell)
 
     def take(self, trial: str, cell: CellConfig, kind: str) -> Place:
         """Give the trial its nodes; ``has_room`` was asked before."""

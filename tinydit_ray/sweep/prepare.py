@@ -28,12 +28,18 @@ if TYPE_CHECKING:
     from tinydit_ray.distributed.cluster import RayCluster
 
 
+def check_ray() -> None:
+    """Raises UsageError where there is no Ray."""
+    if find_spec("ray") is None:
+        raise UsageError("Ray is not installed: pip install 'tinydit-ray[ray,mlflow]', or use --no-ray")
+
+
 def prepare(
     options: SweepOptions, console: Console, cluster: RayCluster | None = None
 ) -> tuple[dict[str, Any], list[Cell], int]:
     """Everything that is decided before a folder is made: device, data, machine, nodes, cells."""
-    if options.ray and find_spec("ray") is None:
-        raise UsageError("Ray is not installed: pip install 'tinydit-ray[ray,mlflow]', or use --no-ray")
+    if options.ray:
+        check_ray()
     device = cluster.nodes.device if cluster else resolve_device(options, console)
     if options.gpus_per_worker and device == "cpu":
         raise UsageError(f"--gpus-per-worker {options.gpus_per_worker}: cells on the CPU have none; give --device cuda")

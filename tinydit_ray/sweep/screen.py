@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tinydit_ray.record import Record
-from tinydit_ray.sweep.kinds import by_kind
+from tinydit_ray.sweep.kinds import by_kind, each_kind
 from tinydit_ray.sweep.options import SweepOptions
 from tinydit_ray.sweep.pace import Pace
 from tinydit_ray.sweep.plan import Cell, Round
@@ -161,10 +161,7 @@ class Screen:
         self, rows: Sequence[dict[str, Any]], records: Sequence[Record], print_table: PrintTable
     ) -> None:
         self.console.print()
-        kinds = by_kind(rows)
-        for kind, group in kinds.items():  # a table each: kinds of node are never compared
-            if len(kinds) > 1:
-                self.console.print(f"on {kind}", style="bold", highlight=False)
+        for kind, group in each_kind(self.console, rows):
             print_table(self.console, group)
             print_footnotes(self.console, group, by_kind(records).get(kind, []))
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tinydit_ray.sweep.errors import UsageError
 from tinydit_ray.sweep.kinds import Kind, cpus_on
 from tinydit_ray.sweep.options import SweepOptions
-from tinydit_ray.sweep.placement import Node, Placement
+from tinydit_ray.sweep.placement import Node, hold
 from tinydit_ray.sweep.plan import Cell, make_cells
 
 
@@ -29,10 +29,9 @@ def cells_on(
 
 def check_room(cells: Sequence[Cell], nodes: Sequence[Node]) -> None:
     """Raises UsageError where the nodes of a cell's kind can never hold it: it would wait for ever."""
-    placement = Placement(nodes)
     for cell in cells:
-        if not placement.can_ever(cell.config, cell.kind):
-            config, here = cell.config, [node for node in nodes if node.kind == cell.kind]
+        config, here = cell.config, [node for node in nodes if node.kind == cell.kind]
+        if not hold(here, config):
             gpus = f" and {config.gpus_per_worker} GPU" if config.gpus_per_worker else ""
             have = ", ".join(f"{node.cpus} CPU" + (f" {node.gpus} GPU" if node.gpus else "") for node in here)
             raise UsageError(

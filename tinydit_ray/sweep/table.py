@@ -15,7 +15,7 @@ from rich.text import Text
 
 from tinydit_ray.bench.seeds import NOT_JUDGED
 from tinydit_ray.record import FLAGS, Record, flags_of
-from tinydit_ray.sweep.kinds import by_kind
+from tinydit_ray.sweep.kinds import each_kind
 from tinydit_ray.sweep.seeds import verdict_lines
 from tinydit_ray.sweep.summary import summary_rows
 
@@ -186,12 +186,9 @@ def print_footnotes(console: Console, rows: Sequence[Row], records: Sequence[Rec
 
 def summary_text(rows: Sequence[Row], print_table: PrintTable = print_table) -> str:
     """``summary.txt``: every column, whatever the terminal's width."""
-    kinds = by_kind(rows)
 
     def show(console: Console) -> None:
-        for kind, group in kinds.items():  # a table each: kinds of node are never compared
-            if len(kinds) > 1:
-                console.print(f"on {kind}", highlight=False)
+        for _, group in each_kind(console, rows):
             print_table(console, group)
 
     return text_of(show)
