@@ -267,7 +267,9 @@ folder = Path(sys.argv[1])
 records = make_sweep(folder, rounds=1)[:2]
 import_mlflow()
 (folder / "ready").touch()
+deadline = time.monotonic() + 90
 while not Path("go").exists():
+    assert time.monotonic() < deadline, "nobody said go"
     time.sleep(0.005)
 tracker = Tracker.open(uri=None, experiment="speed", sweep=sweep_json(folder), sweep_dir=folder)
 for record in records:

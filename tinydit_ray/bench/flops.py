@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tinydit_ray.config import CHANNELS, IMAGE_SIZE, NETWORK, CellConfig, control_of
 
 
@@ -12,8 +14,13 @@ def model_gflops_per_step(cell: CellConfig) -> float | None:
     not know, or one that recomputes, does not change what the model needs. Matmuls and convolutions
     only, as in ``torch.utils.flop_counter``. None for a net of the user's own that does not run on that device.
     """
+    return unless_own_net_fails(_counted, cell)
+
+
+def unless_own_net_fails(count: Callable[[CellConfig], float], cell: CellConfig) -> float | None:
+    """``count(cell)``; None where a net of the user's own does not run on tensors without data. Ours must."""
     try:
-        return _counted(cell)
+        return count(cell)
     except Exception:
         if cell.network == NETWORK:
             raise

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tinydit_ray.config import CHANNELS, IMAGE_SIZE, NETWORK, CellConfig, control_of
+from tinydit_ray.bench.flops import unless_own_net_fails
+from tinydit_ray.config import CHANNELS, IMAGE_SIZE, CellConfig, control_of
 
 # What decides how many tensors of which size there are; where an operation runs and what is fused does not.
 _FORM = ("precision", "residual", "qkv", "gelu", "adaln", "patches")
@@ -20,12 +21,7 @@ def gbytes_per_step(cell: CellConfig) -> float | None:
     moves, as ``model_gflops_per_step`` is what it computes. Counted on fake tensors, so nothing runs. None for a net of
     the user's own that cannot be run so.
     """
-    try:
-        return _counted(cell)
-    except Exception:
-        if cell.network == NETWORK:
-            raise
-        return None
+    return unless_own_net_fails(_counted, cell)
 
 
 def _counted(cell: CellConfig) -> float:

@@ -15,6 +15,7 @@ def parser(prog: str, description: str) -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog=prog, description=description, allow_abbrev=False)
     _what_to_measure(p.add_argument_group("what to measure"))
     _how_to_measure(p.add_argument_group("how to measure"))
+    _how_to_score(p.add_argument_group("how to score"))
     _where_to_run(p.add_argument_group("where to run"))
     _what_comes_out(p.add_argument_group("what comes out"))
     return p
@@ -62,7 +63,6 @@ def _how_to_measure(how: argparse._ArgumentGroup) -> None:
         help="for the whole sweep: windows are shortened, then rounds after the first are skipped"
         " (default: the grid file's own, with --quick at most 200s, else none)",
     )
-    how.add_argument("--steps", type=count(0), help="training steps before scoring, in round 1 (default: 100; 0: none)")
     how.add_argument(
         "--cell-timeout",
         dest="cell_timeout_s",
@@ -88,6 +88,10 @@ def _how_to_measure(how: argparse._ArgumentGroup) -> None:
     how.add_argument(
         "--keep-larger", action="store_true", help="run larger cells also after a smaller one ran out of memory"
     )
+
+
+def _how_to_score(how: argparse._ArgumentGroup) -> None:
+    how.add_argument("--steps", type=count(0), help="training steps before scoring, in round 1 (default: 100; 0: none)")
     how.add_argument(
         "--fd-n",
         dest="fd_images",

@@ -44,15 +44,8 @@ def prepare(
     if options.gpus_per_worker and device == "cpu":
         raise UsageError(f"--gpus-per-worker {options.gpus_per_worker}: cells on the CPU have none; give --device cuda")
     cpus = options.cpus_per_worker or default_cpus(options)
-    elsewhere = bool(options.address or options.cluster)  # then this machine's CPUs say nothing
-    if options.cpus_per_worker and options.cpus_per_worker > granted_cpus() and not elsewhere:
-        raise UsageError(f"--cpus-per-worker {options.cpus_per_worker}: this machine has {granted_cpus()} CPUs")
-    at_once = options.concurrent if isinstance(options.concurrent, int) else 1
-    if at_once * cpus > granted_cpus() and at_once > 1 and not elsewhere:
-        raise UsageError(
-            f"--concurrent {at_once} with {cpus} CPUs per trial: this machine has {granted_cpus()} CPUs;"
-            f" at most --cpus-per-worker {max(1, granted_cpus() // at_once)} fits"
-        )
+    if not (options.address or options.cluster):
+        check_cpus(options, cpus)
     check_storage(options)
     # the grid is checked before the data is touched: a typing mistake must not cost a decode
     least = options.cpus_per_worker or (1 if cluster else cpus)
@@ -74,29 +67,52 @@ def prepare(
     cells, duplicates = cells_on(kinds, options, cpus=own, device=device, data_digest=data["digest"])
     if cells[0].times == "sampler":
         console.print("this grid varies sampler: every cell is timed by its sampler, in ms per image")
-    content: dict[str, Any] = {
+    content = {
+        **_origin(options, data),
+        "node_kind": kinds[0].name,
+        "nodes": [dataclasses.asdict(node) for node in nodes] if cluster else [],
+        "grid": _resolved_grid(options, cells),
+    }
+    if cluster and options.placement != EVERY_KIND:
+        options.given["on"] = kinds[0].name  # a resumed sweep goes on there, whatever nodes there are then
+    return content, cells, duplicates
+
+
+def _origin(options: SweepOptions, data: dict[str, Any]) -> dict[str, Any]:
+    """What ``sweep.json`` says of when, where and from what the sweep was made."""
+    return {
         "sweep_id": uuid.uuid4().hex[:12],
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "product_version": product_version(),
         "git_commit": git_commit(),
-        "node_kind": kinds[0].name,
-        "nodes": [dataclasses.asdict(node) for node in nodes] if cluster else [],
         "machine": {**machine_facts(), "node_id": node_id()},
         "versions": versions(),
         "data": data,
         "storage": options.storage,
         "command": options.command,
         "options": options.given,
-        "grid": {
-            "name": options.grid_name, "rounds": options.rounds, "time_s": options.time_s, "steps": options.steps,
-            "ci": options.ci, "seeds": options.seeds, "ema": options.ema,
-            "cells": [{"name": c.name, "cell_id": c.cell_id, **c.config.asdict()} for c in cells],
-            "control": options.control,
-        },
+    }
+
+
+def _resolved_grid(options: SweepOptions, cells: Sequence[Cell]) -> dict[str, Any]:
+    return {
+        "name": options.grid_name, "rounds": options.rounds, "time_s": options.time_s, "steps": options.steps,
+        "ci": options.ci, "seeds": options.seeds, "ema": options.ema,
+        "cells": [{"name": c.name, "cell_id": c.cell_id, **c.config.asdict()} for c in cells],
+        "control": options.control,
     }  # fmt: skip
-    if cluster and options.placement != EVERY_KIND:
-        options.given["on"] = kinds[0].name  # a resumed sweep goes on there, whatever nodes there are then
-    return content, cells, duplicates
+
+
+def check_cpus(options: SweepOptions, cpus: int) -> None:
+    """Raises UsageError where this machine has fewer CPUs than its trials (``cpus`` each) ask for."""
+    if options.cpus_per_worker and options.cpus_per_worker > granted_cpus():
+        raise UsageError(f"--cpus-per-worker {options.cpus_per_worker}: this machine has {granted_cpus()} CPUs")
+    at_once = options.concurrent if isinstance(options.concurrent, int) else 1
+    if at_once * cpus > granted_cpus() and at_once > 1:
+        raise UsageError(
+            f"--concurrent {at_once} with {cpus} CPUs per trial: this machine has {granted_cpus()} CPUs;"
+            f" at most --cpus-per-worker {max(1, granted_cpus() // at_once)} fits"
+        )
 
 
 def check_batches(cells: Sequence[Cell], images: int) -> None:
