@@ -25,7 +25,8 @@ _FIRST = {
     "peak_source": "peak_source", "gflops": "model_gflops_per_step", "gbytes": "model_gbytes_per_step",
     "bandwidth": "memory_gbytes_per_s",
 }  # fmt: skip
-_MEDIAN = {"tflops": "tflops_per_s", "mfu": "mfu", "sampling": "sample_ms_per_image", "images": "images_per_s"}
+_MEDIAN = {"tflops": "tflops_per_s", "mfu": "mfu", "sampling": "sample_ms_per_image",
+           "sampling_control": "control_sample_ms_per_image", "images": "images_per_s"}
 _MOST = {"device_mb": "peak_device_mb", "rss_mb": "peak_rss_mb"}
 
 

@@ -102,7 +102,8 @@ def _costs(cells: Sequence[Cell]) -> list[Drawn]:
         Drawn(name="memory", title="Memory", figure=plots.bars(cells, value=memory, words=what),
               why="no round recorded its memory"),
         Drawn(name="sampling", title="Sampling", why="this sweep did not time sampling",
-              figure=plots.bars(cells, value="sampling", words="ms per sampled image")),
+              figure=plots.beside_control(cells, value="sampling", control="sampling_control",
+                                          words="ms per sampled image, each beside the control of the same windows")),
     ]  # fmt: skip
 
 

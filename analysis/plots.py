@@ -127,6 +127,19 @@ def bars(cells: Sequence[Cell], *, value: str, words: str, note: Callable[[Cell]
     return axes.get_figure(root=True)
 
 
+def beside_control(cells: Sequence[Cell], *, value: str, control: str, words: str) -> Figure | None:
+    """Two bars per cell: its own, and its control's of the same windows, since bars of different windows tell the
+    machine's drift as much as the cells."""
+    known = [cell for cell in cells if cell[value] is not None and cell[control] is not None]
+    if not known:
+        return None
+    with _rows([_label(cell) for cell in known], words) as axes:
+        for key, legend, colour, shift in ((value, "cell", _BLUE, -0.19), (control, "its control", _ORANGE, 0.19)):
+            places = [place + shift for place in range(len(known))]
+            axes.barh(places, [cell[key] for cell in known], color=colour, height=0.38, label=legend)
+    return axes.get_figure(root=True)
+
+
 def stacked(cells: Sequence[Cell], parts: Sequence[tuple[str, str]], words: str) -> Figure | None:
     """Bars of parts (key, legend) that add up, of the cells that have all of them."""
     known = [cell for cell in cells if all(cell[key] is not None for key, _ in parts)]

@@ -8,7 +8,7 @@ import pytest
 from analysis_help import make_grid_sweep, product, script, script_here
 
 from analysis.browser import Browser, chromium
-from analysis.plots import front
+from analysis.plots import beside_control, front
 
 pytest.importorskip("jinja2")
 CELLS = product(precision=["fp32", "bf16"], compile=["off", "default"])
@@ -94,6 +94,19 @@ def test_the_front_holds_what_nothing_beats():
     assert [cell["ms"] for cell in front(cells)] == [1, 2, 3]
     close = [{"ms": 100.0, "mse": 0.39281}, {"ms": 101.0, "mse": 0.5}, {"ms": 130.0, "mse": 0.39279}]
     assert [cell["ms"] for cell in front(close)] == [100.0]  # a score in the fifth digit is no trade-off
+
+
+def test_sampling_is_drawn_beside_the_control_of_the_same_windows():
+    """Medians of different windows: the slower-looking sampler is the one that beat its own control."""
+    cells = [
+        {"name": "eager", "number": 1, "sampling": 20.0, "sampling_control": 20.0},
+        {"name": "compiled", "number": 2, "sampling": 25.0, "sampling_control": 32.0},
+        {"name": "int8", "number": 3, "sampling": None, "sampling_control": None},
+    ]
+    figure = beside_control(cells, value="sampling", control="sampling_control", words="ms")
+    widths = sorted(bar.get_width() for bar in figure.axes[0].patches)
+    assert widths == [20.0, 20.0, 25.0, 32.0]
+    assert beside_control(cells[2:], value="sampling", control="sampling_control", words="ms") is None
 
 
 @pytest.mark.slow

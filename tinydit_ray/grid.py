@@ -26,13 +26,14 @@ from tinydit_ray.config import (
     nearest,
     preset_size,
 )
+from tinydit_ray.errors import OneLineError
 
 KEYS = ("base", "axes", "cells", "exclude", "control", "rounds", "steps", "budget", "placement")
 PLACEMENTS = ("one-kind", "every-node-kind")  # of each cell, on a cluster whose nodes differ
 MANY_CELLS = 10_000  # more than this is asked about first
 
 
-class GridError(ValueError):
+class GridError(OneLineError):
     """A grid that a person has to mend; the message is one line."""
 
 

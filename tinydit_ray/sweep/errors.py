@@ -1,9 +1,11 @@
 """Exit statuses, and the errors that end a sweep in one line."""
 
+from tinydit_ray.errors import OneLineError
+
 OK, BAD_CELL, USAGE, INTERRUPTED = 0, 3, 2, 130
 
 
-class UsageError(ValueError):
+class UsageError(OneLineError):
     """What a person asked for cannot be done; one line, exit status 2, before any trial."""
 
 
