@@ -5,17 +5,15 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 FAST := not ray and not mlflow and not browser and not slow
-SHARED := not ($(FAST)) and not alone
 
 .PHONY: sweep test test-fast lint ui clean
 
 sweep: $(VENV)/.installed
 	$(BIN)/python sweeps/speed_grid.py $(ARGS)
 
-# the slow ones start clusters, servers and browsers: two files at a time, those that want the machine last and alone
+# the slow ones start clusters, servers and browsers that use every CPU: one after the other
 test: test-fast
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "$(SHARED)" $(ARGS)
-	$(BIN)/python -m pytest -q -m alone $(ARGS)
+	$(BIN)/python -m pytest -q -m "not ($(FAST))" $(ARGS)
 
 # a minute, without Ray, MLflow and compilers
 test-fast: $(VENV)/.installed

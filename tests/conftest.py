@@ -19,12 +19,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_configure() -> None:
-    """Processes of `pytest -n` share the CPUs: with a thread for each CPU in every one all wait for each other.
-
-    Sweeps that tests start keep their threads, so these must not spin while they wait.
-    """
+    """Processes of `pytest -n` share the CPUs: with a thread for each CPU in every one all wait for each other."""
     if "PYTEST_XDIST_WORKER" in os.environ:
-        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
         torch.set_num_threads(max(1, granted_cpus() // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])))
 
 

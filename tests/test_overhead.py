@@ -8,7 +8,6 @@ import pytest
 from sweep_help import ONE_CPU, TINY, records, sweep
 
 
-@pytest.mark.alone
 @pytest.mark.ray
 @pytest.mark.slow
 def test_each_path_runs_the_cell_in_a_process_that_no_cell_ran_in(tmp_path: Path) -> None:

@@ -249,7 +249,6 @@ def check_grids_in_mlflow(folder: Path, row: dict[str, Any]) -> None:
     assert run.data.metrics["velocity_mse"] == pytest.approx(row["velocity_mse"], rel=1e-6)
 
 
-@pytest.mark.alone
 @pytest.mark.slow
 def test_a_budget_of_seconds_ends_in_time(tmp_path: Path) -> None:
     done = sweep("quality_grid.py", *SMALL, "--set", "model=32/1/2", "--train-time", "3s", "--no-ray", "--name", "q",

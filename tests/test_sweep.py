@@ -136,7 +136,6 @@ def test_resume_runs_what_is_missing_or_not_ok(tmp_path: Path) -> None:
     assert len(records(tmp_path / "runs" / "again")) == 2
 
 
-@pytest.mark.alone
 @pytest.mark.slow
 def test_the_null_check_names_its_floor(tmp_path: Path) -> None:
     env = {"TINYDIT_CACHE": str(tmp_path / "cache")}
@@ -156,7 +155,6 @@ def test_the_null_check_names_its_floor(tmp_path: Path) -> None:
         assert not kept
 
 
-@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", [["--cell-timeout", "2m"], ["--budget", "60s"]])
 def test_a_cell_too_slow_to_be_trained_in_its_time_is_timed_all_the_same(limit: list[str], tmp_path: Path) -> None:

@@ -214,7 +214,6 @@ def test_twenty_and_sixty_timed_steps_agree():
     assert medians[0] == medians[1] == 250.0
 
 
-@pytest.mark.alone
 @pytest.mark.slow
 def test_twenty_and_sixty_steps_of_a_real_clock_agree():
     def step(_batch: Any) -> None:
