@@ -11,6 +11,7 @@ import pytest
 import torch
 from data_makers import encode, random_pixels, write_images
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from tinydit_ray.data import DataError, DataSpec, ImageFolderDataset, load, prepare
 from tinydit_ray.data.folder import list_images
@@ -105,6 +106,13 @@ def test_exif_orientation(tmp_path, orientation, ending):
     assert centre(picture.pixels, row, column).max() < 12
     opposite = centre(picture.pixels, 4 - row, 4 - column)
     assert opposite.min() > 243
+
+
+def test_unreadable_exif_is_told(tmp_path):
+    texts = PngInfo()
+    texts.add_text("Raw profile type exif", "\nexif\n4\nno hex digits")
+    Image.new("RGB", (32, 32), "red").save(tmp_path / "a.png", pnginfo=texts)
+    assert read_picture(tmp_path / "a.png", 32).changes == ("unreadable EXIF, not turned",)
 
 
 @pytest.mark.parametrize("ending", ["gif", "png", "webp", "tif"])

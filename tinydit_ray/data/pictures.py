@@ -55,9 +55,8 @@ def read_picture(file: Path, size: int) -> Picture:
             changes = ["first of many frames"] if _is_animated(image) else []
             image.draft(None, (size * _DRAFT_SIZE, size * _DRAFT_SIZE))
             image.load()
-            turned = _turn(image)
-            if turned is not image:
-                changes.append("turned by EXIF")
+            turned, turn = _turn(image)
+            changes += [turn] if turn else []
             rgb, kind = to_rgb(turned, image.format or "")
             return Picture(np.asarray(_square(rgb, size)), (*([kind] if kind else []), *changes))
     except PictureError:
@@ -106,14 +105,14 @@ def _narrow(image: Image.Image, file_format: str) -> Image.Image:
     return Image.fromarray(((values - low) * (255.0 / (high - low or 1.0))).round().astype(np.uint8))
 
 
-def _turn(image: Image.Image) -> Image.Image:
-    """Upright by the EXIF orientation; unreadable EXIF counts as none."""
+def _turn(image: Image.Image) -> tuple[Image.Image, str]:
+    """Upright by the EXIF orientation, and a word where that changed it or could not be read."""
     try:
         if image.getexif().get(0x0112, 1) in range(2, 9):
-            return ImageOps.exif_transpose(image)
+            return ImageOps.exif_transpose(image), "turned by EXIF"
     except Exception:  # the pixels are fine, only the tag block is damaged
-        pass
-    return image
+        return image, "unreadable EXIF, not turned"
+    return image, ""
 
 
 def _is_animated(image: Image.Image) -> bool:
