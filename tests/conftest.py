@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 from collections.abc import Iterator
 
@@ -10,6 +11,16 @@ import pytest
 import torch
 
 from tinydit_ray.bench.machine import granted_cpus
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The core tests need neither of the two, and importing them to find out costs seconds."""
+    for package in ("ray", "mlflow"):
+        if importlib.util.find_spec(package) is None:
+            missing = pytest.mark.skip(reason=f"{package} is not installed")
+            for item in items:
+                if item.get_closest_marker(package):
+                    item.add_marker(missing)
 
 
 def pytest_collection_finish() -> None:

@@ -84,6 +84,7 @@ LINES = re.findall(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", LINES, ids=[line.split(".")[0] for line in LINES])
 def test_a_documented_line_reads_the_rows(made, line, monkeypatch):
     """Each gives something of every row, or the median of each precision."""

@@ -123,6 +123,7 @@ def test_the_figures_are_files_as_well(made, tmp_path_factory):
     assert "Sampling is left out: this sweep did not time sampling." in text
 
 
+@pytest.mark.slow
 def test_the_axes_of_the_roofline_have_numbers_as_people_write_them():
     from analysis.plots import roofline
 

@@ -53,6 +53,7 @@ def test_a_mistake_is_one_clear_line(mistake: str, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("runs/*/records.jsonl"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["--set", "attention=spda"], ["--dry-run", "--data", "shapes"]])
 def test_a_process_of_its_own_prints_the_same_as_these_tests_see(arguments: list[str], tmp_path: Path) -> None:
     real, here = (run("speed_grid.py", *arguments, cwd=tmp_path) for run in (sweep, sweep_here))

@@ -33,6 +33,7 @@ def starts(config: dict[str, Any]) -> dict[str, str]:
     return {who: next(c for c in config[key] if "ray start" in c) for who, key in keys.items()}
 
 
+@pytest.mark.ray
 @pytest.mark.parametrize("name", FILES)
 def test_ray_itself_accepts_it(name: str) -> None:
     from ray.autoscaler._private.util import prepare_config, validate_config
@@ -44,6 +45,7 @@ def test_ray_itself_accepts_it(name: str) -> None:
         assert only["min_workers"] == only["max_workers"] == len(read(name)["provider"]["worker_ips"])
 
 
+@pytest.mark.ray
 def test_ray_refuses_one_with_a_mistake() -> None:
     """So that passing above means something."""
     from jsonschema import ValidationError
@@ -129,6 +131,7 @@ def test_the_port_check_sees_an_open_port() -> None:
         assert not EVERYWHERE.search(line)
 
 
+@pytest.mark.ray
 def test_the_local_file_starts_the_old_autoscaler_whatever_ray_up_exports() -> None:
     """`ray up` exports RAY_enable_autoscaler_v2=1 before the command; the assignment in the command wins."""
     from ray.autoscaler._private.util import with_envs
@@ -138,6 +141,7 @@ def test_the_local_file_starts_the_old_autoscaler_whatever_ray_up_exports() -> N
     assert command.index("RAY_enable_autoscaler_v2=0") < command.index("ray start")
 
 
+@pytest.mark.ray
 def test_the_local_provider_refuses_node_types() -> None:
     """Why the local file has none."""
     import click

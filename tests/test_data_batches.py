@@ -88,6 +88,7 @@ def test_without_flips_every_image_is_itself(images):
         assert torch.equal(batch.x0, to_pixels(images[numbers(batch)]))
 
 
+@pytest.mark.slow
 def test_noise_is_normal_and_times_uniform_and_none_repeat(images):
     batches = take(BatchStream(images, 100, seed=0), 30)
     noise = torch.cat([batch.noise for batch in batches]).double().flatten(1)

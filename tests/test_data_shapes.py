@@ -10,6 +10,7 @@ from tinydit_ray.data.shapes import CLASS_NAMES
 from tinydit_ray.data.spec import split_digest
 
 
+@pytest.mark.slow
 def test_the_default_set_is_the_same_on_every_machine(tmp_path):
     """Pinned: a change of one pixel is a new data set and needs a new version of the decoder."""
     spec = prepare(DataSpec(source="shapes", root=""), tmp_path)

@@ -15,7 +15,6 @@ from driver_help import check_whole, driver, planned
 from sweep_help import ONE_CPU, TINY, records, sweep
 
 pytestmark = [pytest.mark.slow, pytest.mark.mlflow]
-pytest.importorskip("mlflow")
 
 GRID = [*TINY, *ONE_CPU, "--fd-n", "0", "--set", "attention=manual,sdpa", "--rounds", "1", "--no-ray"]
 GRID += ["--steps", "80"]

@@ -332,6 +332,7 @@ def test_cuda_backends_of_sdpa_are_refused_on_the_cpu_with_the_reason(kernel: st
     assert "\n" not in reason
 
 
+@pytest.mark.slow
 def test_flex_attention_is_refused_on_the_cpu_with_the_reason():
     assert refusal(attention="flex").startswith("attention flex in fp32 on cpu: ")
 

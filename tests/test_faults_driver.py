@@ -24,7 +24,6 @@ from sweep_help import ONE_CPU, TINY, records
 from tracking_help import children, parents, runs_in
 
 pytestmark = [pytest.mark.ray, pytest.mark.mlflow, pytest.mark.slow]
-pytest.importorskip("mlflow")
 
 KILLS = int(os.environ.get("TINYDIT_KILLS", "1"))
 ROUNDS = (KILLS + 4) // 3  # of each of three cells: a session that is killed may end one

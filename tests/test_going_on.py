@@ -40,6 +40,7 @@ def loss_curve(folder: Path) -> list[tuple[str, str]]:
     return [(step, loss) for step, loss, _ in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])  # fp16 has a loss scaler
 def test_a_second_start_goes_on_where_the_checkpoint_is(
     precision: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -72,6 +72,7 @@ def test_a_grid_resolves_to_different_cells_and_their_controls(path: Path, devic
     assert grid.rounds >= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
 def test_a_grid_is_planned(path: Path, capsys: pytest.CaptureFixture[str]):
     command = autotune if path.stem.startswith("tune-") and path in HERE else speed_grid

@@ -18,7 +18,6 @@ from tracking_help import Server, children, parents, runs_in
 from analysis.browser import Browser, chromium
 from tinydit_ray.sweep.progress import Progress
 
-pytest.importorskip("mlflow")
 pytestmark = [pytest.mark.mlflow, pytest.mark.slow]
 needs_browser = [pytest.mark.browser, pytest.mark.skipif(chromium() is None, reason="no Chromium")]
 GRID = "base: {model: 32/1/2, batch_size: 16}\ncells: [{}, {attention: sdpa}, {attention: sdpa, precision: bf16}]\n"

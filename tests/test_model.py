@@ -380,6 +380,7 @@ def test_cpu_autocast_runs_the_matmuls_in_bf16_and_leaves_the_weights_alone():
     assert (out.float() - model(x, t)).abs().max() < 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "switches", [{}, {"attention": "sdpa"}, {"adaln": "merged", "qkv": "separate", "patches": "linear"}], ids=switch_id
 )

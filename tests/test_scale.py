@@ -105,6 +105,7 @@ def seconds_of_reading(folder: Path, count: int) -> float:
     return time.process_time() - start
 
 
+@pytest.mark.slow
 def test_reading_a_sweep_takes_as_long_per_record_with_many_as_with_few(tmp_path: Path) -> None:
     few, many = (seconds_of_reading(tmp_path, count) for count in (100, 500))
     assert many < 5 * 2.5 * few, (few, many)

@@ -99,6 +99,7 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["b.bin"]
 
 
+@pytest.mark.slow
 def test_s3_keeps_finds_and_replaces(s3: str) -> None:
     storage = Storage.at(s3)
     assert storage.find("x/y") is None
@@ -133,6 +134,7 @@ def test_a_storage_that_cannot_be_is_one_line_before_any_trial(
     assert not (tmp_path / "runs" / "never").exists()
 
 
+@pytest.mark.slow
 def test_a_training_goes_on_from_its_copy_on_another_machine(
     tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -318,6 +318,7 @@ def test_explain_says_what_was_compiled_and_why_again(fresh_compiler: None, monk
     assert "Graph Break Count: 0" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-weights"])
 @pytest.mark.parametrize("scope", ["model", "block"])
 def test_the_part_that_is_explained_is_the_part_that_is_compiled(scope: str, precision: str):

@@ -13,7 +13,6 @@ from tracking_help import Server, children, command, parents, runs_in, state, sw
 from tinydit_ray.tracking import Tracker, TrackingError, files_of, summary_files
 from tinydit_ray.tracking.sync import sync
 
-mlflow = pytest.importorskip("mlflow")
 pytestmark = pytest.mark.mlflow
 
 
@@ -84,12 +83,14 @@ def test_the_server_goes_away_and_comes_back(server, sweep):
 
 
 def check_complete(server, folder):
+    from mlflow import MlflowClient
+
     runs = of_sweep(server, folder)
     (parent,) = parents(runs)
     assert (parent.info.status, bool(parent.info.end_time)) == ("FINISHED", True)
     keys = [run.data.tags["record_key"] for run in children(runs)]
     assert len(keys) == len(set(keys)) == 5
-    client = mlflow.MlflowClient(tracking_uri=server.uri)
+    client = MlflowClient(tracking_uri=server.uri)
     for run in children(runs):
         stored = {item.path for item in client.list_artifacts(run.info.run_id)}
         assert {"log.txt", "steps.npz", "loss.csv", "samples.png", "record.json"} <= stored

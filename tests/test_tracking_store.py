@@ -17,7 +17,6 @@ from tinydit_ray.record import append_record
 from tinydit_ray.tracking import Tracker, TrackingError, files_of, summary_files
 from tinydit_ray.tracking.sync import sync
 
-mlflow = pytest.importorskip("mlflow")
 pytestmark = pytest.mark.mlflow
 
 
@@ -101,6 +100,8 @@ def check_parent(run, here):
 
 
 def test_the_loss_curve_is_there_once(tmp_path, uri):
+    from mlflow import MlflowClient
+
     folder = tmp_path / "curve"
     (record,) = make_sweep(folder, rounds=1, setups=SETUPS[:1])
     tracker = open_tracker(folder, uri)
@@ -109,7 +110,7 @@ def test_the_loss_curve_is_there_once(tmp_path, uri):
     assert len(children(of_sweep(uri, folder))) == 1
     tracker.finish(status="FINISHED", summary={}, pooled=None)
     (run,) = children(of_sweep(uri, folder))
-    history = mlflow.MlflowClient(tracking_uri=uri).get_metric_history(run.info.run_id, "train_loss")
+    history = MlflowClient(tracking_uri=uri).get_metric_history(run.info.run_id, "train_loss")
     assert [point.step for point in history] == list(range(0, 101, 5))
 
 
@@ -348,11 +349,13 @@ def test_a_file_that_is_no_store_of_this_mlflow_is_refused_and_left_alone(tmp_pa
 
 
 def test_a_deleted_experiments_name_is_refused_with_what_to_do(tmp_path, uri):
+    from mlflow import MlflowClient
+
     folder = tmp_path / "gone"
     make_sweep(folder, rounds=1, setups=SETUPS[:1])
     tracker = open_tracker(folder, uri, "short-lived")
     tracker.finish(status="FINISHED", summary={}, pooled=None)
-    client = mlflow.MlflowClient(tracking_uri=uri)
+    client = MlflowClient(tracking_uri=uri)
     client.delete_experiment(tracker.experiment_id)
     with pytest.raises(
         TrackingError, match=rf"restore --experiment-id {tracker.experiment_id}.*--experiment"
@@ -363,11 +366,13 @@ def test_a_deleted_experiments_name_is_refused_with_what_to_do(tmp_path, uri):
 
 
 def test_a_deleted_sweeps_run_is_not_written_to(tmp_path, uri):
+    from mlflow import MlflowClient
+
     folder = tmp_path / "deleted"
     make_sweep(folder, rounds=1, setups=SETUPS[:1])
     tracker = open_tracker(folder, uri)
     tracker.close()
-    mlflow.MlflowClient(tracking_uri=uri).delete_run(tracker.run_id)
+    MlflowClient(tracking_uri=uri).delete_run(tracker.run_id)
     with pytest.raises(TrackingError, match="was deleted in MLflow"):
         open_tracker(folder, uri)
 

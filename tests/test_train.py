@@ -402,6 +402,7 @@ def test_evaluate_is_the_mean_loss_and_changes_nothing():
 # --- checkpoints ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_checkpoint_holds_plain_names_and_types(tmp_path: Path):
     trainer = fast(compile=True)
     trainer.save(tmp_path / "x.pt", config=CONFIG)
@@ -412,6 +413,7 @@ def test_a_checkpoint_holds_plain_names_and_types(tmp_path: Path):
     TinyDiT(TinyDiTConfig(**state["config"])).load_state_dict(state["model"], strict=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", ["model", "block"])
 def test_compiling_never_shows_in_the_names(scope: str, tmp_path: Path):
     trainer = fast(compile="default", compile_scope=scope)
@@ -570,6 +572,7 @@ def test_a_cells_precision(precision: str, amp: Any, weight: torch.dtype, matmul
     assert trainer.scaler is None
 
 
+@pytest.mark.slow
 def test_compiled_or_not():
     eager = trainer_of(from_mapping({"dim": 32, "depth": 1}))
     assert eager.net is eager.model

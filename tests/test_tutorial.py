@@ -99,6 +99,7 @@ def test_every_public_name_loads() -> None:
         tinydit_ray.no_such_name  # noqa: B018
 
 
+@pytest.mark.slow
 def test_imports_point_one_way(tmp_path: Path) -> None:
     """Neither the package nor a whole cell's modules import ray or mlflow; only config imports no torch."""
     code = (
